@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 
 from mie import LLM, SamplingParams
-from mie.events import Segment
+from mie.events import EventLog, Segment
 from mie.events.replay import State, at, walk
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs/pictures/blocks.svg"
@@ -40,7 +40,9 @@ def record_run() -> tuple[list[Segment], Callable[[int], str]]:
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
     llm.generate(list(PROMPTS), params, use_tqdm=False)
     tokenizer = llm.get_tokenizer()
-    return list(llm.engine.log.segments()), lambda token: tokenizer.decode([token]).strip()
+    log = llm.engine.log
+    assert isinstance(log, EventLog)
+    return log.segments(), lambda token: tokenizer.decode([token]).strip()
 
 
 def stored_tokens(segments: Sequence[Segment], state: State) -> dict[int, list[int]]:

@@ -90,16 +90,16 @@ def is_stopping(llm: LLM | AsyncLLM) -> bool:
 
 def runner_of(engine: Engine) -> Any:
     """Return the runner that computes the steps, also if they are launched ahead."""
-    runner = engine._runner
-    return runner._runner if isinstance(runner, OverlappingRunner) else runner
+    runner = engine.runner
+    return runner.runner if isinstance(runner, OverlappingRunner) else runner
 
 
 def replace_runner(engine: Engine, runner: Any) -> None:
     """Let another runner compute the steps."""
-    if isinstance(engine._runner, OverlappingRunner):
-        engine._runner._runner = runner
+    if isinstance(engine.runner, OverlappingRunner):
+        engine.runner.runner = runner
     else:
-        engine._runner = runner
+        engine.runner = runner
 
 
 def kv_cache_of(engine: Engine) -> Any:
@@ -109,7 +109,7 @@ def kv_cache_of(engine: Engine) -> Any:
 
 def num_open_requests(llm: LLM | AsyncLLM) -> int:
     """Return the number of requests that the output processor still follows."""
-    return len(loop_of(llm).processor._states)
+    return len(loop_of(llm).processor._answers)
 
 
 def check_idle(llm: LLM | AsyncLLM) -> None:

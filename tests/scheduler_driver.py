@@ -45,7 +45,9 @@ class Driver:
     def add_ids(self, prompt, labels=None, **params):
         params = SamplingParams(**params)
         number = len(self.requests)
-        request = Request(str(number), list(prompt), params, **(labels or {})).enter(number, [EOS])
+        request = Request(
+            str(number), list(prompt), params, number=number, eos_token_ids=[EOS], **(labels or {})
+        )
         self.scheduler.check(request)
         self.scheduler.add(request)
         self.requests.append(request)

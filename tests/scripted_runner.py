@@ -15,6 +15,7 @@ from mie.config.params.sampling import SamplingParams
 from mie.engine.engine import Engine
 from mie.engine.overlap import OverlappingRunner
 from mie.engine.runner import Launched
+from mie.engine.watch.metrics import EngineMetrics
 from mie.events import EventLog
 from mie.load.engine import new_scheduler
 from mie.memory.table import Moves
@@ -373,7 +374,14 @@ def scripted_engine(
         if call is not None:
             setattr(part, name, _after(call, getattr(part, name)))
     return Engine(
-        config, scheduler, runner, log, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,), clock=clock
+        config,
+        scheduler,
+        runner,
+        log,
+        EngineMetrics(max_model_len),
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=(EOS,),
+        clock=clock,
     )
 
 

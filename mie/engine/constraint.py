@@ -2,23 +2,46 @@
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 
 from mie.base.arithmetic import ceil_div
 from mie.config.params.sampling import SamplingParams
-from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import RequestError
 from mie.ops.sampling import AllowedTokens, TokenMask, Words
-from mie.structured.grammars import Grammars
-from mie.structured.matcher import Matcher
-
-Constraints: TypeAlias = Grammars
-"""Makes constraints for a model and its tokenizer."""
 
 
-def check_constraint(params: SamplingParams, constraints: Constraints | None) -> Matcher | None:
+class Constraint(Protocol):
+    """The state of one constrained output: the tokens that may come next."""
+
+    def accept(self, token_id: int, /) -> None:
+        """Advance by a token."""
+
+    def allows(self, token_id: int, /) -> bool:
+        """Return whether a token may come next."""
+
+    def determined(self) -> int | None:
+        """Return the only token that may come next, or None if several may."""
+
+    def mask(self) -> bytes:
+        """Return a bit for each token that may come next: token i is bit i % 8 of byte i // 8."""
+
+    def validate(self, token_ids: Sequence[int], /) -> int:
+        """Return how many of the tokens may come next, one after another."""
+
+
+class Constraints(Protocol):
+    """Makes constraints for a model and its tokenizer."""
+
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+    def start(self, structure: Any, /) -> Constraint:
+        """Return the constraint of a structure (`StructuredOutputsParams`) at the beginning."""
+
+
+def new_constraint(params: SamplingParams, constraints: Constraints | None) -> Constraint | None:
     """Return the constraint at the beginning of the output, or None for a free one.
 
     Raises:
@@ -33,7 +56,7 @@ def check_constraint(params: SamplingParams, constraints: Constraints | None) ->
             "its tokenizer)"
         )
     forced = params.trace_decode_token_ids or ()
-    constraint = constraints.start(structure_of(params))
+    constraint = constraints.start(params.structured_outputs)
     num_valid = constraint.validate(forced)
     if num_valid < len(forced):
         raise RequestError(
@@ -80,8 +103,8 @@ class RowConstraint:
         self._has_limits = allowed is not None or params.ignore_eos
 
     @cached_property
-    def _matcher(self) -> Matcher:
-        return self._constraints.start(structure_of(self._params))
+    def _matcher(self) -> Constraint:
+        return self._constraints.start(self._params.structured_outputs)
 
     def allowed(self, banned_ids: Sequence[int]) -> AllowedTokens:
         """Return the tokens that may follow the row's tokens, except for ``banned_ids``.
@@ -150,10 +173,3 @@ class RowConstraint:
         ids = np.fromiter(token_ids, np.int64)
         np.bitwise_or.at(words, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
         return words.view(np.int32)
-
-
-def structure_of(params: SamplingParams) -> StructuredOutputsParams:
-    """Return the structure of a request's output, after its parameters are verified."""
-    structure = params.structured_outputs
-    assert isinstance(structure, StructuredOutputsParams), "`verified` converts mappings"
-    return structure

@@ -2,14 +2,14 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Items
 from contextlib import contextmanager
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
-from mie.base.stats.metric import Metric
-from mie.base.stats.step import EngineStats, QueueState, StepStats
+from mie.base.stats.step import EngineStats, StepStats
 from mie.base.threads import is_of_the_request
-from mie.config.engine import EngineConfig
+from mie.config.engine import DEFAULT_LIMITS, EngineConfig, RequestLimits
 from mie.config.params.checks import (
     automatic_id,
     check_labels,
@@ -18,19 +18,23 @@ from mie.config.params.checks import (
     check_token_ids,
 )
 from mie.config.params.sampling import SamplingParams
-from mie.engine.constraint import Constraints, check_constraint
+from mie.engine.constraint import Constraint, Constraints, new_constraint
 from mie.engine.rows import RowFault
-from mie.engine.step import StepMeter, StepOutput, outputs_of
-from mie.engine.watch.metrics import EngineMetrics, Snapshot
-from mie.engine.watch.snapshot import scheduler_snapshot
+from mie.engine.step import StepMeter, StepOutput
 from mie.errors import RequestError
-from mie.events import EventLog
 from mie.sched.plan import StepPlan
 from mie.sched.result import StepResult
 from mie.sched.scheduler import Scheduler
-from mie.sched.sequence import LOGPROBS_PER_TOKEN, FinishReason, Request
+from mie.sched.sequence import FinishReason, Request, Sequence
 
 logger = logging.getLogger(__name__)
+
+Work: TypeAlias = Literal["idle", "changing", "computing", "finishing"]
+"""The work that an exception may interrupt.
+
+"changing" changes the queues and the blocks. "computing" is a step, so its blocks are undefined.
+"finishing" changes the list of requests.
+"""
 
 
 class Runner(Protocol):
@@ -44,8 +48,39 @@ class Runner(Protocol):
         """Run the plan and sample."""
 
 
+class Log(Protocol):
+    """The event log, to which the scheduler and the memory emit their records."""
+
+    def end_step(self, summary: Mapping[str, Any], /) -> None:
+        """End a step with its numbers."""
+
+    def rebuilt(self) -> None:
+        """Emit a record of the whole state, which was rebuilt from the tokens."""
+
+    def leave_file(self) -> None:
+        """Stop writing to the file, which another process continues."""
+
+    def close(self) -> None:
+        """Write the records since the last step, and stop writing."""
+
+
+class Metrics(Protocol):
+    """Counts the steps, and the requests that have ended."""
+
+    def add_step(self, stats: StepStats, gaps: Iterable[float], /) -> None:
+        """Count a step, and the seconds between the last two tokens of each choice."""
+
+    def end(self, request: Request, /) -> None:
+        """Record that a request has ended. Recording it again changes nothing."""
+
+
 class Engine:
     """Runs requests until they finish. Only one thread at a time may call it.
+
+        request = engine.add_request([5, 6, 7], SamplingParams(max_tokens=16))
+        while engine.has_work:
+            engine.step()
+        print(request.sequences[0].output_ids)
 
     The truth about a request is its tokens, and blocks are a cache of them. So an exception at any
     line, for example from a signal handler, costs time and no output: the next call repairs.
@@ -56,10 +91,11 @@ class Engine:
         config: EngineConfig,
         scheduler: Scheduler,
         runner: Runner,
-        log: EventLog,
+        log: Log,
+        metrics: Metrics,
         *,
         vocab_size: int,
-        eos_token_ids: Sequence[int],
+        eos_token_ids: Items[int],
         constraints: Constraints | None = None,
         backend: str = "",
         clock: Callable[[], float] = time.perf_counter,
@@ -70,13 +106,14 @@ class Engine:
         """
         self.config = config
         self.scheduler = scheduler
+        self.runner = runner
         self.log = log
         self.log_error: Exception | None = None
         """Why the event log ended early, or None. The requests continue."""
+        self.metrics = metrics
         self.stats = EngineStats(scheduler.manager.stats)
-        self.metrics = EngineMetrics(scheduler.max_model_len)
         self.observers: list[Callable[[StepStats], None]] = []
-        self._runner = runner
+        """Functions that get the numbers of each step."""
         self.vocab_size = vocab_size
         """Number of token ids that the model knows."""
         self.backend = backend
@@ -84,15 +121,12 @@ class Engine:
         self.max_model_len = scheduler.longest
         """Maximum number of tokens of a prompt and its answer that the KV cache holds."""
         self.eos_token_ids = tuple(eos_token_ids)
+        self.clock = clock
         self._constraints = constraints
         self._requests: dict[str, Request] = {}
         self._num_requests = 0
-        # The work that an exception may have interrupted. "changing": the queues and the blocks.
-        # "computing": a step, so its blocks are undefined. "finishing": the list of requests.
-        self._state: Literal["idle", "changing", "computing", "finishing"] = "idle"
-        self._clock = clock
-        self._meter = StepMeter(scheduler, began=clock())
-        log.start(lambda: scheduler_snapshot(scheduler))
+        self._work: Work = "idle"
+        self._meter = StepMeter(scheduler, clock)
 
     def __repr__(self) -> str:
         manager, scheduler = self.scheduler.manager, self.scheduler
@@ -101,6 +135,87 @@ class Engine:
             f" max_model_len={self.max_model_len}, {len(scheduler.running)} running,"
             f" {len(scheduler.waiting)} waiting)"
         )
+
+    # One step.
+
+    def step(self) -> StepOutput:
+        """Compute one step.
+
+        If a request's own sampling or log-probabilities raise, it fails alone (`Request.error`),
+        and the step is planned again without it. Any other exception reaches the caller, and the
+        running sequences wait again with the tokens they had.
+        """
+        failed: list[str] = []
+        self.recover()
+        while True:
+            try:
+                return self._step(failed)
+            except RowFault as fault:
+                failed.append(self._fail_owner(fault))
+            finally:
+                self.recover()
+
+    def _step(self, failed: Items[str]) -> StepOutput:
+        self._begin("changing")
+        plan = self.scheduler.schedule(may_admit=not self._is_launched)
+        self._begin("computing")
+        result = self.runner.run(plan)
+        self._begin("changing")
+        sequences = self.scheduler.update(plan, result)
+        self._begin("finishing")
+        return self._finish_step(plan, result, sequences, failed)
+
+    def _finish_step(
+        self, plan: StepPlan, result: StepResult, sequences: Items[Sequence], failed: Items[str]
+    ) -> StepOutput:
+        """Let the requests leave that have ended, and count the step."""
+        assert not (plan.is_empty and self.has_work), "the engine has work and does nothing"
+        gaps = self._meter.stamp(plan, sequences)
+        ended = [seq.request for seq in sequences if seq.finish_reason]
+        stats = self._meter.stats(plan, self._forget_finished(ended))
+        self._work = "idle"
+        num_forced = sum(map(len, result.forced.values()))
+        self.stats.add(stats, len(sequences) + num_forced)
+        self.metrics.add_step(stats, gaps)
+        self._report(stats)
+        request_ids = dict.fromkeys([seq.request.request_id for seq in sequences])
+        return StepOutput(request_ids=tuple(request_ids), failed=tuple(failed), stats=stats)
+
+    @property
+    def _is_launched(self) -> bool:
+        """Whether the next step is launched already and still needed."""
+        return self.runner.is_ahead and bool(self.scheduler.running)
+
+    def _begin(self, work: Work) -> None:
+        """Note the work that begins, for `recover`, and its time."""
+        if work == "computing":
+            self._meter.count_blocks()
+        self._work = work
+        self._meter.lap()
+
+    def _fail_owner(self, fault: RowFault) -> str:
+        """Fail the request that made a row raise, and return its id, or raise the error."""
+        owner = self.scheduler.owner_of(fault.row)
+        if owner is None or not is_of_the_request(fault.error):
+            raise fault.error from None
+        self.fail(owner, fault.error)
+        return owner.request_id
+
+    def _report(self, stats: StepStats) -> None:
+        """Notify the log and the observers. An observer that raises is removed."""
+        try:
+            self.log.end_step(vars(stats))
+        except Exception as error:  # a full disk must not cost the step's tokens
+            self.log_error = error
+            logger.error("the event log ends at step %d: %s", stats.step, error)
+        for observer in self.observers[:]:
+            try:
+                observer(stats)
+            except Exception:
+                self.observers.remove(observer)
+                logger.exception("an observer of the engine raised, and is removed: %r", observer)
+
+    # Requests.
 
     @property
     def has_work(self) -> bool:
@@ -118,64 +233,104 @@ class Engine:
 
     def add_request(
         self,
-        token_ids: Sequence[int],
+        token_ids: Items[int],
         params: SamplingParams,
         request_id: str | None = None,
         *,
         priority: int = 0,
         cache_salt: str | None = None,
         client: str | None = None,
-    ) -> str:
-        """Check and queue a prompt of token ids, and return its request id.
+    ) -> Request:
+        """Check and queue a prompt of token ids, and return the request.
 
-        Under the priority policy a lower ``priority`` goes first. Under the fair policy each
-        ``client`` gets an equal share. Only requests with the same ``cache_salt`` share cached
-        blocks. Ids such as "auto-7" are reserved for the engine.
+        Its sequences get the tokens. Under the priority policy a lower ``priority`` goes first.
+        Under the fair policy each ``client`` gets an equal share. Only requests with the same
+        ``cache_salt`` share cached blocks. Ids such as "auto-7" are reserved for the engine.
 
         Raises:
             ConfigError: a field of ``params`` has a value that is not allowed.
             RequestError: the request can never be served. Nothing was added.
         """
-        check_labels(request_id, priority, cache_salt, client)
         params = params.verified()
-        self.check(token_ids, params)
-        request = Request(
-            request_id or "",
+        self.check(token_ids, params, request_id, priority, cache_salt, client)
+        return self.add(
             [*token_ids],
             params,
+            request_id,
             priority=int(priority),
             cache_salt=cache_salt,
             client=client,
-            constraint=check_constraint(params, self._constraints),
+            constraint=self.new_constraint(params),
         )
-        self.add(request)
-        return request.request_id
 
-    def check(self, token_ids: Sequence[int], params: SamplingParams) -> None:
-        """Raise `RequestError` if verified parameters do not fit the model. Any thread may call."""
+    def check(
+        self,
+        token_ids: Items[int],
+        params: SamplingParams,
+        request_id: object,
+        priority: object,
+        cache_salt: object,
+        client: object,
+        limits: RequestLimits = DEFAULT_LIMITS,
+    ) -> None:
+        """Raise `RequestError` if a request does not fit the model. Any thread may call.
+
+        ``params`` are verified.
+        """
+        check_labels(request_id, priority, cache_salt, client, limits)
         check_token_ids(token_ids, params, self.vocab_size)
         check_logprobs(params, self.config.max_logprobs)
         check_something_allowed(params, self.eos_token_ids, self.vocab_size)
 
-    def add(self, request: Request) -> None:
-        """Queue a request whose labels and parameters were checked, and name it if it has no id.
+    def new_constraint(self, params: SamplingParams) -> Constraint | None:
+        """Return the constraint of a checked request's output, or None. Any thread may call.
 
-        Its constraint is the result of `check_constraint`.
+        Raises:
+            RequestError: the engine cannot constrain the output as ``params`` say.
+            WorkerError: the compiler failed.
+        """
+        return new_constraint(params, self._constraints)
+
+    def add(
+        self,
+        token_ids: list[int],
+        params: SamplingParams,
+        request_id: str | None,
+        *,
+        priority: int,
+        cache_salt: str | None,
+        client: str | None,
+        constraint: object,
+    ) -> Request:
+        """Queue a request that `check` accepted, and return it. It gets an id if it has none.
+
+        ``constraint`` is the result of `new_constraint`.
 
         Raises:
             RequestError: the id is in use, or the request does not fit. Nothing was added.
         """
-        if request.request_id in self._requests:
-            raise RequestError(f"request id {request.request_id!r} is in use; choose another")
         number = self._num_requests
-        request.request_id = request.request_id or automatic_id(number)
-        request.enter(number, self.eos_token_ids, self.config.seed)
+        if request_id in self._requests:
+            raise RequestError(f"request id {request_id!r} is in use; choose another")
+        request = Request(
+            request_id or automatic_id(number),
+            token_ids,
+            params,
+            number=number,
+            eos_token_ids=self.eos_token_ids,
+            draw_seed=self.config.seed,
+            priority=priority,
+            cache_salt=cache_salt,
+            client=client,
+            constraint=constraint,
+        )
         self.scheduler.check(request)
-        request.metrics.arrival_time = self._clock()
+        request.metrics.arrival_time = self.clock()
         with self._changing():
             self._num_requests = number + 1
             self.scheduler.add(request)
             self._requests[request.request_id] = request
+        return request
 
     def abort(self, request_id: str) -> None:
         """End a request in any state and free its blocks. An unknown id is ignored."""
@@ -208,6 +363,8 @@ class Engine:
         with self._changing():
             return self.scheduler.manager.reset_prefix_cache()
 
+    # Recovery.
+
     @contextmanager
     def _changing(self, request_id: str | None = None) -> Iterator[Request | None]:
         """Repair the scheduler if necessary, and mark it as changing until the block is done.
@@ -215,158 +372,38 @@ class Engine:
         The block gets the request, if it is unfinished, and may finish it.
         """
         self.recover()
-        self._state = "changing"
+        self._work = "changing"
         request = None if request_id is None else self._requests.get(request_id)
         yield request
         self._forget_finished([request] if request else [])
-        self._state = "idle"
-
-    def get_metrics(self, model_name: str) -> list[Metric]:
-        """Return the counters, gauges and histograms under vLLM's names."""
-        return self.metrics_snapshot().read(model_name)
-
-    def metrics_snapshot(self) -> Snapshot:
-        """Return the numbers that `get_metrics` reads, for another thread to read."""
-        self.recover()
-        requests = self._requests.values()
-        return self.metrics.snapshot(self.config, self.scheduler, self.stats, requests)
-
-    def queue(self, client: str | None = None) -> QueueState:
-        """Return how many requests of a client wait. Any thread may call it.
-
-        Clients differ under the fair policy only; under others, all requests have the client None.
-        """
-        waiting = [seq for seq in [*self.scheduler.waiting] if seq.request.client == client]
-        arrivals = [seq.request.metrics.arrival_time for seq in waiting]
-        num_logprobs = sum(map(self.most_logprobs, {seq.request for seq in waiting}))
-        return QueueState(
-            num_requests=len(waiting),
-            num_tokens=sum(seq.num_tokens for seq in waiting) + num_logprobs // LOGPROBS_PER_TOKEN,
-            num_free_seats=self.config.max_num_seqs - len(self.scheduler.running),
-            longest_wait=self._clock() - min(arrivals) if arrivals else 0.0,
-        )
-
-    def most_logprobs(self, request: Request) -> int:
-        """Return how many log-probabilities a request's answer may have. Any thread may call it."""
-        return request.most_logprobs(self.vocab_size, self.max_model_len)
-
-    def step(self) -> StepOutput:
-        """Compute one step.
-
-        If a request's own sampling or log-probabilities raise, it fails alone (`Request.error`),
-        and the step is planned again without it. Any other exception reaches the caller, and the
-        running sequences wait again with the tokens they had.
-        """
-        failed: list[str] = []
-        try:
-            while True:
-                self.recover()
-                times = [self._clock()]
-                is_launched = self._runner.is_ahead and bool(self.scheduler.running)
-                self._state = "changing"
-                plan = self.scheduler.schedule(may_admit=not is_launched)
-                assert not (plan.is_empty and self.has_work), "the engine has work and does nothing"
-                owners = [self.scheduler.owner_of(chunk.row) for chunk in plan.chunks]
-                self._meter.count_blocks(plan)
-                self._state = "computing"
-                times.append(self._clock())
-                try:
-                    result = self._runner.run(plan)
-                except RowFault as fault:
-                    failed.append(self._fail_owner(fault))
-                    continue
-                times.append(self._clock())
-                return self._finish_step(plan, result, owners, times, failed)
-        finally:
-            self.recover()
-
-    def _fail_owner(self, fault: RowFault) -> str:
-        """Fail the request that made a row raise, and return its id, or raise the error."""
-        owner = self.scheduler.owner_of(fault.row)
-        if owner is None or not is_of_the_request(fault.error):
-            raise fault.error from None
-        self.fail(owner, fault.error)
-        return owner.request_id
-
-    def _finish_step(
-        self,
-        plan: StepPlan,
-        result: StepResult,
-        owners: Sequence[Request | None],
-        times: list[float],
-        failed: Sequence[str],
-    ) -> StepOutput:
-        """Apply the results of a step. ``owners`` are the requests of its chunks."""
-        self._state = "changing"
-        sampled = self.scheduler.update(plan, result)
-        self._state = "finishing"
-        times.append(self._clock())
-        last_times = [seq.last_token_time for seq in sampled]
-        for owner in owners:
-            if owner and owner.metrics.first_step_time is None:
-                owner.metrics.first_step_time = times[0]
-        for seq in sampled:
-            metrics = seq.request.metrics
-            metrics.last_token_time = seq.last_token_time = times[-1]
-            if metrics.first_token_time is None:
-                metrics.first_token_time = times[-1]
-        num_finished = self._forget_finished([seq.request for seq in sampled if seq.finish_reason])
-        output = StepOutput(
-            outputs=outputs_of(sampled),
-            prompt_logprobs={
-                owner.request_id: yielded.scored
-                for owner, chunk, yielded in zip(owners, plan.chunks, result.chunks, strict=True)
-                if owner and yielded.scored and chunk.scored[0] < owner.num_prompt
-            },
-            failed=tuple(failed),
-            stats=self._meter.stats(plan, times, num_finished),
-        )
-        self._state = "idle"
-        self.stats.add(output.stats, len(sampled) + sum(map(len, result.forced.values())))
-        self.metrics.add_step(output.stats, [times[-1] - last for last in last_times if last])
-        self._report(output.stats)
-        return output
+        self._work = "idle"
 
     def recover(self) -> None:
         """Repair the state that an exception left behind, if one did."""
-        if self._state == "idle":
+        if self._work == "idle":
             return
-        if self._state == "computing":
-            self._state = "changing"
+        if self._work == "computing":
+            self._work = "changing"
             self.scheduler.preempt_all()
-        elif self._state == "changing":
+        elif self._work == "changing":
             self.scheduler.rebuild(self._requests.values())
-            self.log.emit(("rebuild", scheduler_snapshot(self.scheduler)))
-        self._state = "finishing"
+            self.log.rebuilt()
+        self._work = "finishing"
         self._forget_finished(self._requests.values())
-        self._state = "idle"
+        self._work = "idle"
 
     def drop_all(self) -> None:
         """Drop every request and the trace's file, in a forked child whose parent keeps them."""
         self.log.leave_file()
         self._requests.clear()
-        self._state = "changing"
+        self._work = "changing"
         self.recover()
-
-    def _report(self, stats: StepStats) -> None:
-        """Notify the log and the observers. An observer that raises is removed."""
-        try:
-            self.log.end_step(vars(stats))
-        except Exception as error:  # a full disk must not cost the step's tokens
-            self.log_error = error
-            logger.error("the event log ends at step %d: %s", stats.step, error)
-        for observer in self.observers[:]:
-            try:
-                observer(stats)
-            except Exception:
-                self.observers.remove(observer)
-                logger.exception("an observer of the engine raised, and is removed: %r", observer)
 
     def _forget_finished(self, requests: Iterable[Request]) -> int:
         """Remove those of the requests that have ended, and return their number."""
         finished = {each.request_id: each for each in requests if each.is_finished}
         for request_id, request in finished.items():
-            request.metrics.finished_time = self._clock()
+            request.metrics.finished_time = self.clock()
             self.metrics.end(request)
             self._requests.pop(request_id, None)
         return len(finished)

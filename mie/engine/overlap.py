@@ -22,7 +22,7 @@ class OverlappingRunner:
     def __init__(
         self, runner: ModelRunner, rows_after: Callable[[StepPlan], tuple[int, ...]]
     ) -> None:
-        self._runner = runner
+        self.runner = runner
         self._rows_after = rows_after
         self._launched: Launched | None = None
 
@@ -35,17 +35,17 @@ class OverlappingRunner:
         """Launch the plan if necessary, launch the step after it, and wait for the first."""
         launched, self._launched = self._launched, None
         if launched is not None and (plan.chunks or not plan.decodes):
-            self._runner.discard(launched)  # all of its sequences have ended
+            self.runner.discard(launched)  # all of its sequences have ended
             launched = None
         assert launched is None or {*plan.decodes} <= {*launched.rows}, (
             "the launched step does not match the plan"
         )
-        self._runner.prepare(plan)
+        self.runner.prepare(plan)
         if plan.is_empty:
             return StepResult(token_ids=[], logprobs=[], chunks=[])
         if launched is None:
-            launched = self._runner.launch(plan)
+            launched = self.runner.launch(plan)
         rows = self._rows_after(plan)
         if rows:
-            self._launched = self._runner.launch_ahead(rows, launched)
-        return self._runner.collect(plan, launched)
+            self._launched = self.runner.launch_ahead(rows, launched)
+        return self.runner.collect(plan, launched)

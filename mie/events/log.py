@@ -103,6 +103,11 @@ class EventLog:
         if self._num_left <= 0:
             self._begin_segment()
 
+    def rebuilt(self) -> None:
+        """Emit a record of the whole state, which was rebuilt from the requests' tokens."""
+        assert self._take_snapshot is not None, "start the log first"
+        self.emit(("rebuild", self._take_snapshot()))
+
     def segments(self) -> list[Segment]:
         """Return the segments in memory, oldest first."""
         last = len(self._segments) - 1

@@ -22,13 +22,13 @@ from mie.config.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_o
 from mie.config.params.checks import check_request_id
 from mie.config.params.sampling import SamplingParams
 from mie.engine.watch.look import Look, look_at, tokens_of
-from mie.engine.watch.metrics import Snapshot
+from mie.engine.watch.metrics import Snapshot, metrics_of, snapshot_of
+from mie.engine.watch.queue import queue_of
 from mie.engine.watch.waiting import Wait, why_waiting
 from mie.errors import EngineDeadError, RequestError, RequestFailedError, ThreadLimitError, shown
 from mie.frontend.llm import LLM
 from mie.frontend.outputs import Prompt, RequestOutput
-from mie.frontend.prepare import naming_tools
-from mie.frontend.request_state import PreparedRequest
+from mie.frontend.prepare import PreparedRequest, naming_tools
 from mie.frontend.stream import OutputStream
 from mie.text.messages import Message
 from mie.text.pretrained import PretrainedTokenizer
@@ -97,12 +97,12 @@ class AsyncLLM:
             ModelError: the model cannot be used.
         """
         self._llm = LLM(*args, **settings)
-        self._loop = self._llm.loop
+        self.loop = self._llm.loop
         self.limits = self._llm.engine_args.limits
         """The limits of one request."""
-        self._loop.start()
+        self.loop.start()
         # The thread must not keep this object alive: it ends when the object is collected.
-        self._finalizer = weakref.finalize(self, self._loop.stop)
+        self._finalizer = weakref.finalize(self, self.loop.stop)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, **others: Any) -> AsyncLLM:
@@ -169,16 +169,17 @@ class AsyncLLM:
             WorkerError: the process that compiles constraints failed.
             EngineDeadError: the engine cannot go on.
         """
-        self._loop.check_alive()
+        self.loop.check_alive()
         preparer = self._llm.llm_engine.preparer
         prepared = await call_in_thread(
             preparer.prepare, prompt, sampling_params, request_id=request_id, **labels
         )
-        with naming_tools(prepared.answer):
+        if prepared.params.structured_outputs is None:
+            return prepared
+        with naming_tools(prepared.form):
             compiling = preparer.submit(prepared, caller)
-            if compiling is None:
-                return prepared
-            await asyncio.wrap_future(compiling)  # it holds no thread while it waits
+            if compiling is not None:
+                await asyncio.wrap_future(compiling)  # it holds no thread while it waits
         return await call_in_thread(preparer.constrained, prepared)
 
     async def add(
@@ -195,10 +196,10 @@ class AsyncLLM:
             RequestError: one of them could never be served; nothing was added.
             EngineDeadError: the engine cannot go on.
         """
-        stream = OutputStream(self._loop, prepared)
-        add = partial(self._loop.processor.add_all, prepared, stream, check)
+        stream = OutputStream(self.loop, len(prepared))
+        add = partial(self.loop.processor.add_all, prepared, stream, stream.answers, check)
         try:
-            await self._loop.call_async(add)
+            await self.loop.call_async(add)
         except BaseException:
             stream.close()
             raise
@@ -206,7 +207,7 @@ class AsyncLLM:
 
     def queue(self, client: str | None = None) -> QueueState:
         """Return a client's queue; under other policies than fair, that of all clients."""
-        return self._loop.engine.queue(client)
+        return queue_of(self.loop.engine, client)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return a text's token ids, or raise `RequestError`: no tokenizer, or too long a text."""
@@ -225,12 +226,12 @@ class AsyncLLM:
             raise RequestError(f"request_id must be a string or a list; got {shown(request_id)}")
         for each in request_ids:
             check_request_id(each)
-        await self._loop.call_async(lambda: [*map(self._loop.processor.abort, list(request_ids))])
+        await self.loop.call_async(lambda: [*map(self.loop.processor.abort, list(request_ids))])
 
     async def reset_prefix_cache(self, **others: Any) -> bool:
         """Drop all cached blocks, or return False if a request holds blocks."""
         refuse_options(AsyncLLM.reset_prefix_cache, others)
-        return await self._loop.call_async(self._loop.engine.reset_prefix_cache)
+        return await self.loop.call_async(self.loop.engine.reset_prefix_cache)
 
     async def index_vocabulary(self) -> None:
         """Prepare for structured outputs, so that the first one does not delay other requests.
@@ -251,13 +252,14 @@ class AsyncLLM:
 
     async def get_num_unfinished_requests(self) -> int:
         """Return the number of unfinished requests."""
-        return len(self._loop.engine.requests)
+        return len(self.loop.engine.requests)
 
     async def get_model_config(self) -> ModelFacts:
         """Return facts about the model."""
-        engine, args, model = self._loop.engine, self._llm.engine_args, self._llm.model_config
+        engine, args, model = self.loop.engine, self._llm.engine_args, self._llm.model_config
         of_files = model.quantisation.method if model.quantisation else None
         names = ("weights_bytes", "kv_bytes", "answer_bytes")
+        sizes = metrics_of(engine).sizes
         return ModelFacts(
             model=os.fspath(args.model),
             max_model_len=engine.max_model_len,
@@ -271,7 +273,7 @@ class AsyncLLM:
             architecture=model.architecture,
             num_parameters=num_parameters(model),
             quantization=of_files if args.quantization in (None, "auto") else args.quantization,
-            **{name: engine.metrics.sizes[f"mie:{name}"] for name in names},
+            **{name: sizes[f"mie:{name}"] for name in names},
         )
 
     async def weights_digest(self) -> str:
@@ -302,14 +304,14 @@ class AsyncLLM:
 
     async def get_metrics(self) -> list[Metric]:
         """Return counters, gauges and histograms under vLLM's names."""
-        if self._loop.dead_error is not None:  # no thread runs steps any more
+        if self.loop.dead_error is not None:  # no thread runs steps any more
             return self._llm.get_metrics()
         name = os.fspath(self._llm.engine_args.model)
         return await call_in_thread((await self.metrics_snapshot()).read, name)
 
     async def look(self) -> Look:
         """Return the whole log of the engine, and the engine's counts."""
-        return await self._loop.call_async(lambda: look_at(self._loop.engine, None))
+        return await self.loop.call_async(lambda: look_at(self.loop.engine, None))
 
     def look_and_wait(self, after: int | None, *, with_metrics: bool) -> Look:
         """Return the log after a step, for a thread without an event loop: see `look_at`.
@@ -317,23 +319,23 @@ class AsyncLLM:
         Raises:
             EngineDeadError: the engine cannot go on.
         """
-        engine = self._loop.engine
-        return self._loop.call(lambda: look_at(engine, after, with_metrics=with_metrics))
+        engine = self.loop.engine
+        return self.loop.call(lambda: look_at(engine, after, with_metrics=with_metrics))
 
     async def why_waiting(self, seq_id: tuple[int, int]) -> Wait | None:
         """Return why a sequence waits, or None if it does not: see `mie.engine.watch.waiting`."""
-        scheduler = self._loop.engine.scheduler
-        return await self._loop.call_async(lambda: why_waiting(scheduler, seq_id))
+        scheduler = self.loop.engine.scheduler
+        return await self.loop.call_async(lambda: why_waiting(scheduler, seq_id))
 
     async def tokens_of(
         self, places: Mapping[int, tuple[str, int, int, int]]
     ) -> dict[int, tuple[int, ...]]:
         """Return tokens of requests that run: see `mie.engine.watch.look.tokens_of`."""
-        return await self._loop.call_async(lambda: tokens_of(self._loop.engine, places))
+        return await self.loop.call_async(lambda: tokens_of(self.loop.engine, places))
 
     async def metrics_snapshot(self) -> Snapshot:
         """Return the numbers of `get_metrics`; the engine does not wait while they are read."""
-        return await self._loop.call_async(self._loop.engine.metrics_snapshot)
+        return await self.loop.call_async(lambda: snapshot_of(self.loop.engine))
 
     @property
     def model(self) -> str:
@@ -343,12 +345,12 @@ class AsyncLLM:
     @property
     def engine_config(self) -> EngineConfig:
         """The settings of the engine."""
-        return self._loop.engine.config
+        return self.loop.engine.config
 
     @property
     def pulse(self) -> Pulse:
         """The state of the engine that other threads may read."""
-        loop, scheduler = self._loop, self._loop.engine.scheduler
+        loop, scheduler = self.loop, self.loop.engine.scheduler
         return Pulse(
             num_turns=loop.num_turns,
             has_work=loop.has_work,
@@ -358,7 +360,7 @@ class AsyncLLM:
 
     async def check_health(self) -> None:
         """Raise `EngineDeadError` if the engine is dead."""
-        self._loop.check_alive()
+        self.loop.check_alive()
 
     @property
     def is_running(self) -> bool:
@@ -378,7 +380,7 @@ class AsyncLLM:
     @property
     def dead_error(self) -> EngineDeadError | None:
         """Why the engine accepts no requests, or None if it does."""
-        return self._loop.dead_error
+        return self.loop.dead_error
 
     def shutdown(self, **others: Any) -> None:
         """Stop the engine and its thread; unfinished requests get `EngineDeadError`."""

@@ -13,10 +13,11 @@ from typing import Any
 from mie.config.params.sampling import BeamSearchParams, RequestOutputKind, SamplingParams
 from mie.config.params.values import integer
 from mie.errors import RequestFailedError
+from mie.frontend.collector import Collector
 from mie.frontend.loop import EngineLoop
 from mie.frontend.outputs import Logprob, LogprobRow, RequestOutput
+from mie.frontend.prepare import PreparedRequest
 from mie.frontend.progress import steps
-from mie.frontend.request_state import Collector, PreparedRequest
 from mie.sched.sequence import FinishReason
 from mie.text.tokenizer import Tokenizer
 

@@ -12,11 +12,11 @@ from mie.config.engine_args import EngineArgs, with_arguments_of
 from mie.config.params.sampling import BeamSearchParams, RequestOutputKind, SamplingParams
 from mie.errors import ConfigError
 from mie.frontend.beam_search import BeamSearcher, BeamSearchOutput
+from mie.frontend.collector import Collector
 from mie.frontend.llm_engine import LLMEngine
 from mie.frontend.outputs import Prompt, RequestOutput, raise_failed
-from mie.frontend.prepare import each_prompt, one_for_each
+from mie.frontend.prepare import PreparedRequest, each_prompt, one_for_each
 from mie.frontend.progress import progress_bar
-from mie.frontend.request_state import Collector, PreparedRequest
 from mie.load.parts import digest_of_weights
 from mie.text.messages import Message, is_batch
 from mie.text.pretrained import PretrainedTokenizer
@@ -333,7 +333,7 @@ class LLM:
         Raises:
             RequestError: the request could never be served; nothing was added.
         """
-        prepared = self.prepare(prompt, sampling_params, None, request_id, priority=priority)
+        prepared = self.prepare(prompt, sampling_params, request_id=request_id, priority=priority)
         return self.llm_engine.add(prepared)
 
     def step(self) -> list[RequestOutput]:
@@ -365,7 +365,7 @@ class LLM:
         every = one_for_each("sampling_params", params, len(each), None)
         priorities = one_for_each("priorities", priority, len(each), 0)
         return [
-            self.prepare(prompt, own, RequestOutputKind.FINAL_ONLY, priority=rank)
+            self.prepare(prompt, own, output_kind=RequestOutputKind.FINAL_ONLY, priority=rank)
             for prompt, own, rank in zip(each, every, priorities, strict=True)
         ]
 

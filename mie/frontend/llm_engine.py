@@ -11,11 +11,12 @@ from mie.base.stats.metric import Metric
 from mie.config.engine_args import EngineArgs
 from mie.config.params.checks import check_request_id
 from mie.config.params.sampling import SamplingParams
+from mie.engine.watch.metrics import snapshot_of
 from mie.errors import RequestError, shown
+from mie.frontend.collector import Collector
 from mie.frontend.loop import EngineLoop
 from mie.frontend.outputs import Prompt, RequestOutput
-from mie.frontend.prepare import Preparer
-from mie.frontend.request_state import Collector, PreparedRequest
+from mie.frontend.prepare import PreparedRequest, Preparer
 from mie.load.parts import LoadedModelConfig, load_parts
 from mie.text.pretrained import PretrainedTokenizer
 from mie.text.template_files import TemplateFiles
@@ -81,7 +82,7 @@ class LLMEngine:
             RequestError: the request could never be served; nothing was added.
         """
         refuse_options(LLMEngine.add_request, others)
-        return self.add(self.prepare(prompt, params, None, request_id, priority=priority))
+        return self.add(self.prepare(prompt, params, request_id=request_id, priority=priority))
 
     def add(self, prepared: PreparedRequest) -> str:
         """Queue a prepared request for `step`, and return its request id."""
@@ -125,8 +126,8 @@ class LLMEngine:
         """Return counters, gauges and histograms under vLLM's names."""
         name = os.fspath(self.engine_args.model)
         if self.loop.dead_error is not None:  # no thread runs steps any more
-            return self.engine.get_metrics(name)
-        return self.loop.call(lambda: self.engine.get_metrics(name))
+            return snapshot_of(self.engine).read(name)
+        return self.loop.call(lambda: snapshot_of(self.engine)).read(name)
 
     def get_supported_tasks(self) -> tuple[str, ...]:
         """Return the tasks that the model supports."""
@@ -154,10 +155,10 @@ class LLMEngine:
         return SamplingParams(**self.parts.generation.sampling)
 
     def prepare(
-        self, prompt: Prompt, params: SamplingParams | None, *args: Any, **options: Any
+        self, prompt: Prompt, params: SamplingParams | None, **options: Any
     ) -> PreparedRequest:
         """Prepare a request with `Preparer.prepare`, and wait for its constraint."""
-        prepared = self.preparer.prepare(prompt, params, *args, **options)
+        prepared = self.preparer.prepare(prompt, params, **options)
         return self.preparer.constrained(prepared)
 
     def _own_collector(self) -> Collector:

@@ -19,9 +19,11 @@ from typing import Any, TypeVar
 from mie.base.threads import raised_by_signal_handler, start_thread
 from mie.engine.engine import Engine
 from mie.errors import EngineDeadError, MieError, RequestError
+from mie.frontend.answer import Answer
+from mie.frontend.collector import Collector
 from mie.frontend.outputs import RequestOutput
+from mie.frontend.prepare import PreparedRequest
 from mie.frontend.processor import OutputProcessor
-from mie.frontend.request_state import Collector, PreparedRequest
 from mie.frontend.waiting import Command, new_future, release, tell_tasks
 from mie.text.tokenizer import Tokenizer
 
@@ -82,15 +84,16 @@ class EngineLoop:
             RequestError: one of them could never be served; nothing was added.
         """
         self._check_may_wait()
-        command = self.post(partial(self.processor.add_all, prepared, collector))
+        answers: list[Answer] = []
+        command = self.post(partial(self.processor.add_all, prepared, collector, answers))
         try:
             self._wait(lambda: command.is_done, may_step=False)
-            ids: list[str] = command.value()
-            return ids
+            command.value()
+            return [answer.request_id for answer in answers]
         except MieError:
             raise
         except BaseException:  # The caller gets no ids.
-            self.post(partial(self.processor.retract, prepared))
+            self.post(partial(self.processor.retract, answers))
             raise
 
     def abort(self, request_id: str) -> None:

@@ -9,20 +9,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mie.base.refusals import REFUSED
 from mie.config.engine import RequestLimits
-from mie.config.params.checks import check_labels, check_length
+from mie.config.params.checks import check_length
 from mie.config.params.sampling import RequestOutputKind, SamplingParams, truncated
-from mie.engine.constraint import Constraints, check_constraint, structure_of
 from mie.engine.engine import Engine
 from mie.errors import ConfigError, PromptTooLongError, RequestError, shown
 from mie.frontend.outputs import Prompt
-from mie.frontend.request_state import PreparedRequest
+from mie.structured.grammars import Grammars
 from mie.text.tokenizer import Tokenizer, encode_bad_words
 
 if TYPE_CHECKING:
@@ -35,6 +34,32 @@ T = TypeVar("T")
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt", "answer")
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PreparedRequest:
+    """A request that was checked and tokenized, to be added to an engine."""
+
+    token_ids: list[int]
+    """The prompt."""
+    params: SamplingParams
+    request_id: str | None = None
+    """Id that the caller chose, or None for an id of the engine."""
+    priority: int = 0
+    cache_salt: str | None = None
+    client: str | None = None
+    constraint: object = None
+    """Constraint of the output, which `Preparer.constrained` adds."""
+    prompt: str | None
+    """Text of the prompt, if the caller gave it."""
+    output_kind: RequestOutputKind
+    form: AnswerFormat | None = None
+    """Format of the answer, whose reasoning and calls are told from its text."""
+    has_rows: bool = True
+    """Whether outputs have rows of log-probabilities.
+
+    Otherwise the caller reads them from the request, where they take less memory.
+    """
+
+
 @dataclass(frozen=True, kw_only=True)
 class Preparer:
     """The door of an engine: it checks each request once, and tokenizes it."""
@@ -44,18 +69,18 @@ class Preparer:
     limits: RequestLimits
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """The parameters of a request that gives none."""
-    constraints: Constraints | None = None
+    constraints: Grammars | None = None
 
     def prepare(
         self,
         prompt: Prompt,
         params: SamplingParams | None,
+        *,
         output_kind: RequestOutputKind | None = None,
         request_id: str | None = None,
         priority: int = 0,
         client: str | None = None,
         cache_salt: str | None = None,
-        *,
         add_special_tokens: bool = True,
     ) -> PreparedRequest:
         """Return the prepared request, for `constrained`.
@@ -73,27 +98,26 @@ class Preparer:
         if not isinstance(params, SamplingParams):
             raise ConfigError(f"sampling_params must be SamplingParams; got {shown(params)}")
         given = _as_mapping(prompt)
-        params, answer = _answering(params, given.get("answer"))
-        with naming_tools(answer):
+        params, form = _answering(params, given.get("answer"))
+        with naming_tools(form):
             params = without_text(params, self.tokenizer, self.limits)
-        cache_salt = given.get("cache_salt", cache_salt)
-        check_labels(request_id, priority, cache_salt, client, self.limits)
         text, token_ids = self._tokenize(given, params, add_special_tokens)
-        form: AnswerFormat | None = given.get("answer")
-        if form is not None and form.before_structure and params.structured_outputs is not None:
-            text = None if text is None else text + form.before_structure
-            token_ids += self.encode(form.before_structure, add_special_tokens=False)
-        self.engine.check(token_ids, params)
+        answer: AnswerFormat | None = given.get("answer")
+        if answer is not None and answer.before_structure and params.structured_outputs is not None:
+            text = None if text is None else text + answer.before_structure
+            token_ids += self.encode(answer.before_structure, add_special_tokens=False)
+        cache_salt = given.get("cache_salt", cache_salt)
+        self.engine.check(token_ids, params, request_id, priority, cache_salt, client, self.limits)
         return PreparedRequest(
-            request_id or "",
-            token_ids,
-            params,
-            prompt=text,
+            token_ids=token_ids,
+            params=params,
+            request_id=request_id,
             priority=int(priority),
             cache_salt=cache_salt,
             client=client,
+            prompt=text,
             output_kind=params.output_kind if output_kind is None else output_kind,
-            answer=answer,
+            form=form,
         )
 
     def submit(self, prepared: PreparedRequest, caller: Hashable) -> Future[Any] | None:
@@ -106,10 +130,10 @@ class Preparer:
             RequestError: nothing can be generated.
             WorkerError: the compiler cannot run.
         """
-        if prepared.params.structured_outputs is None or self.constraints is None:
+        structure: Any = prepared.params.structured_outputs  # `verified` converts mappings
+        if structure is None or self.constraints is None:
             return None
-        structure, salt = structure_of(prepared.params), prepared.cache_salt
-        return self.constraints.submit(structure, caller, salt)
+        return self.constraints.submit(structure, caller, prepared.cache_salt)
 
     def constrained(self, prepared: PreparedRequest) -> PreparedRequest:
         """Return the request with its constraint, for which this may wait.
@@ -118,11 +142,8 @@ class Preparer:
             RequestError: nothing can be generated.
             WorkerError: the compiler failed.
         """
-        if prepared.params.structured_outputs is None:
-            return prepared
-        with naming_tools(prepared.answer):
-            prepared.constraint = check_constraint(prepared.params, self.constraints)
-        return prepared
+        with naming_tools(prepared.form):
+            return replace(prepared, constraint=self.engine.new_constraint(prepared.params))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a prompt, or refuse it by its length before it is encoded."""

@@ -1,13 +1,14 @@
 """Hand the outputs of requests to one asyncio task."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from mie.base.stats.request import RequestMetrics
+from mie.frontend.answer import Answer
+from mie.frontend.collector import Collector
 from mie.frontend.loop import EngineLoop
 from mie.frontend.outputs import RequestOutput
-from mie.frontend.request_state import Collector, PreparedRequest
 
 Hold = Callable[[Callable[[], object]], object]
 """Calls its argument in the event loop's thread, at a moment that it chooses."""
@@ -26,13 +27,15 @@ class OutputStream(Collector):
 
     event_loop: asyncio.AbstractEventLoop
 
-    def __init__(self, loop: EngineLoop, prepared: Sequence[PreparedRequest]) -> None:
+    def __init__(self, loop: EngineLoop, count: int) -> None:
+        """Create a stream for the outputs of ``count`` requests, which are still to be added."""
         super().__init__(loop.note_gone)
-        self.num_unfinished = len(prepared)
+        self.answers: list[Answer] = []
+        """The answers to the requests, once they are added to the engine."""
+        self.num_unfinished = count
         """Requests whose final output was not taken yet."""
         self.event_loop = asyncio.get_running_loop()
         self._loop = loop
-        self._prepared = prepared
         self._hold: Hold | None = None
         self._arrival: asyncio.Future[None] = self.event_loop.create_future()
 
@@ -50,12 +53,12 @@ class OutputStream(Collector):
     @property
     def num_generated(self) -> int:
         """The number of tokens that the requests got so far."""
-        return sum(seq.num_generated for each in self._prepared for seq in each.sequences)
+        return sum(seq.num_generated for each in self.answers for seq in each.request.sequences)
 
     @property
     def metrics(self) -> list[RequestMetrics]:
         """The times and counts so far of each request that was added to the engine."""
-        return [each.metrics for each in self._prepared if each.sequences]
+        return [each.request.metrics for each in self.answers]
 
     def take(self) -> list[RequestOutput]:
         self._arrival = self.event_loop.create_future()
@@ -87,6 +90,7 @@ class OutputStream(Collector):
 
     def progress(self) -> tuple[int, int]:
         """Return the number of computed tokens of unfinished prompts, and of all their tokens."""
-        unfinished = [request for request in self._prepared if not request.is_finished]
+        requests = [answer.request for answer in self.answers]
+        unfinished = [request for request in requests if not request.is_finished]
         computed = sum(min(r.sequences[0].num_computed, r.num_prompt) for r in unfinished)
         return computed, sum(request.num_prompt for request in unfinished)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mie.frontend.request_state import CollectorRef
+from mie.frontend.collector import CollectorRef
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Future

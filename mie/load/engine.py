@@ -21,6 +21,8 @@ from mie.engine.constraint import Constraints
 from mie.engine.engine import Engine, Runner
 from mie.engine.overlap import OverlappingRunner
 from mie.engine.runner import ModelRunner
+from mie.engine.watch.metrics import EngineMetrics
+from mie.engine.watch.snapshot import scheduler_snapshot
 from mie.events import EventLog
 from mie.load.backends import ChosenBackend, choose_backend
 from mie.load.fit import fitting_plan
@@ -144,22 +146,23 @@ def build_engine(
     runner: Runner = model_runner
     if config.async_scheduling:
         runner = OverlappingRunner(model_runner, scheduler.ahead)
+    sizes = {
+        "mie:weights_bytes": plan.weight_bytes,
+        "mie:kv_bytes": plan.num_blocks * plan.block_bytes,
+        "mie:answer_bytes": plan.answer_bytes,
+    }
     engine = Engine(
         config,
         scheduler,
         runner,
         log,
+        EngineMetrics(scheduler.max_model_len, sizes),
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         constraints=constraints,
         backend=backend.name,
     )
     engine.observers.append(PreemptionWarnings())
-    engine.metrics.sizes = {
-        "mie:weights_bytes": plan.weight_bytes,
-        "mie:kv_bytes": plan.num_blocks * plan.block_bytes,
-        "mie:answer_bytes": plan.answer_bytes,
-    }
     return engine
 
 
@@ -179,7 +182,7 @@ def new_scheduler(
     num_states: tuple[int, int] = (0, 0),
     window: Window | None = None,
 ) -> Scheduler:
-    """Return a scheduler with its memory manager, both writing to ``log``.
+    """Return a scheduler with its memory manager, both writing to ``log``, which starts here.
 
     ``num_states`` has the slots of recurrent states on the device and on the host.
     """
@@ -200,7 +203,9 @@ def new_scheduler(
         num_host_blocks=num_host_blocks,
         emit=log.emit,
     )
-    return Scheduler(config, manager, max_model_len, log.emit)
+    scheduler = Scheduler(config, manager, max_model_len, log.emit)
+    log.start(lambda: scheduler_snapshot(scheduler))
+    return scheduler
 
 
 def _load_decoder(

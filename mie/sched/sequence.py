@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Literal
 
 from mie.base.stats.request import RequestMetrics
@@ -23,14 +23,20 @@ Each is chosen from the vocabulary, kept, and written to the answer.
 
 @dataclass(eq=False, repr=False)
 class Request:
-    """A prompt, its parameters, and its n sequences once it is in an engine."""
+    """A prompt in an engine, its parameters, and its n sequences."""
 
     request_id: str
-    """Names it in the engine, which chooses a name if it is empty."""
+    """Names it in the engine."""
     token_ids: list[int]
     """The prompt."""
     params: SamplingParams
     _: KW_ONLY
+    number: int
+    """Order of arrival, which is 0 for the engine's first request."""
+    eos_token_ids: Items[int] = ()
+    """The end-of-text tokens of the model, of which ``params`` may ignore some."""
+    draw_seed: InitVar[int] = 0
+    """The seed of the random numbers of a request that has no seed of its own."""
     priority: int = 0
     """Lower values run first under the "priority" policy."""
     cache_salt: str | None = None
@@ -39,17 +45,16 @@ class Request:
     """Who sent it. Under the "fair" policy, each client gets its share."""
     constraint: object = None
     """An object that keeps the grammar of its output compiled, or None."""
-    sequences: list[Sequence] = field(init=False, default_factory=list)
-    """Its choices. There are none before `enter`."""
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    error: Exception | None = None
+    """The exception that made it fail, or None."""
 
-    def enter(self, number: int, eos_token_ids: Items[int] = (), draw_seed: int = 0) -> Request:
-        """Begin from the prompt as the engine's request of this ``number``, and return itself."""
+    def __post_init__(self, draw_seed: int) -> None:
         params = self.params
-        self.number = number
-        """Order of arrival, which is 0 for the engine's first request."""
-        self.end_token_ids = params.end_token_ids(eos_token_ids)
-        self.eos_token_ids = params.eos_in_effect(eos_token_ids)
-        self.draw_key = (draw_seed, number + 1) if params.seed is None else (params.seed, 0)
+        self.num_prompt = len(self.token_ids)
+        self.end_token_ids = params.end_token_ids(self.eos_token_ids)
+        self.eos_token_ids = params.eos_in_effect(self.eos_token_ids)
+        self.draw_key = (draw_seed, self.number + 1) if params.seed is None else (params.seed, 0)
         """The (seed, stream) of its random numbers. A user's seed always has stream 0."""
         self.rank = 0
         """The first part of its sequences' keys. The scheduler sets it."""
@@ -60,12 +65,7 @@ class Request:
         """
         self.notes: dict[str, list[int]] = {}
         """Notes of the memory's parts, which outlast the block tables of its sequences."""
-        self.metrics = RequestMetrics()
-        self.error: Exception | None = None
-        """The exception that made it fail, or None."""
-        self.num_prompt = len(self.token_ids)
         self.sequences = [Sequence(self, i, [*self.token_ids]) for i in range(params.n)]
-        return self
 
     def limit(self, longest: int) -> None:
         """Limit each choice to ``longest`` tokens, which include the prompt's."""
@@ -103,21 +103,6 @@ class Request:
     def num_prompt_to_score(self) -> int:
         """The number of positions whose next prompt token gets a log-probability."""
         return 0 if self.params.prompt_logprobs is None else self.num_prompt - 1
-
-    def most_logprobs(self, vocab_size: int, max_model_len: int) -> int:
-        """Return how many log-probabilities its answer may have."""
-        params, num_prompt = self.params, len(self.token_ids)
-        num_new = max(0, max_model_len - num_prompt)
-        if params.max_tokens is not None:
-            num_new = min(num_new, params.max_tokens)
-        found = 0
-        for count, wanted in (
-            (num_prompt, params.prompt_logprobs),
-            (params.n * num_new, params.logprobs),
-        ):
-            if wanted is not None:  # -1 asks for the whole vocabulary
-                found += count * (1 + (vocab_size if wanted < 0 else wanted))
-        return found
 
     @property
     def num_logprobs(self) -> int:
@@ -169,8 +154,6 @@ class Sequence:
     """The step in which it got its row, and the number of tokens that it had then."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    num_given: int = 0
-    """Number of output tokens that steps have returned."""
     last_token_time: float | None = None
     """When its latest token was sampled. The engine sets it."""
     num_lost: int = 0
@@ -231,6 +214,11 @@ class Sequence:
     def may_continue(self) -> bool:
         """Whether the token that is being computed can be followed by another."""
         return len(self.token_ids) + 1 < self.max_tokens
+
+    @property
+    def output_ids(self) -> list[int]:
+        """A copy of the output tokens."""
+        return self.token_ids[self.request.num_prompt :]
 
     @property
     def num_generated(self) -> int:

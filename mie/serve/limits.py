@@ -10,7 +10,7 @@ from starlette.types import Scope
 from mie.base.stats.step import QueueState
 from mie.errors import RequestError
 from mie.frontend.async_llm import AsyncLLM
-from mie.frontend.request_state import PreparedRequest
+from mie.frontend.prepare import PreparedRequest
 from mie.sched.sequence import LOGPROBS_PER_TOKEN
 from mie.serve.config import ServeConfig
 from mie.serve.errors import MAX_RETRY_AFTER, invalid, too_many

@@ -10,6 +10,7 @@ import logging
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -18,9 +19,10 @@ from starlette.types import ASGIApp
 
 from mie.base.threads import call_in_thread
 from mie.config.params.sampling import RequestOutputKind
+from mie.engine.watch.queue import most_logprobs
 from mie.errors import MieError
 from mie.frontend.outputs import CompletionOutput, RequestOutput
-from mie.frontend.request_state import PreparedRequest
+from mie.frontend.prepare import PreparedRequest
 from mie.frontend.stream import OutputStream
 from mie.sched.result import TokenLogprobs
 from mie.serve.access_log import work_of
@@ -170,14 +172,15 @@ class Writer(Asked[A], EventStream, ABC):
         choice.request, choice.new = output, new
         first, choice.num_tokens = choice.num_tokens, choice.num_tokens + len(new.token_ids)
         if self.keeps_tokens:
-            rows = self.prepared[self.place(output)].sequences[new.index].logprobs
+            request = self._stream.answers[self.place(output)].request
+            rows = request.sequences[new.index].logprobs
             choice.token_ids += new.token_ids
             choice.rows += rows[first : choice.num_tokens]
         return choice
 
     def prompt_rows(self, choice: Choice) -> list[TokenLogprobs | None]:
         """Return the log-probabilities of a choice's prompt. The first token has none."""
-        request = self.prepared[choice.index // self.params.n]
+        request = self._stream.answers[choice.index // self.params.n].request
         return [] if self.params.prompt_logprobs is None else [None, *request.prompt_logprobs]
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -282,12 +285,13 @@ class Writer(Asked[A], EventStream, ABC):
             facts_of(scope)["prompts"] = json.dumps(texts, ensure_ascii=True)
 
     def _hold(self) -> None:
-        """Count the memory of the log-probabilities. The engine's outputs leave them out."""
+        """Count the memory of the log-probabilities, which are read from the requests."""
         num_bytes, facts = 0, self.serving.facts
         is_stream = self.params.output_kind is RequestOutputKind.DELTA
         for each in self.prepared:
-            each.has_rows = False
-            count = each.most_logprobs(facts.vocab_size, facts.max_model_len)
+            count = most_logprobs(
+                each.params, len(each.token_ids), facts.vocab_size, facts.max_model_len
+            )
             # Each of n choices repeats the log-probabilities of the prompt, and an echo adds one.
             num_texts = 1 if is_stream else self.params.n + (self.params.logprobs is not None)
             self._num_logprobs += count
@@ -314,7 +318,7 @@ class Writer(Asked[A], EventStream, ABC):
         if self.limit is not None and self.limit[1] > rest:
             self.ignore(self.limit[0])
             self.limit = None  # it is named once for all prompts
-        return prepared
+        return replace(prepared, has_rows=False)
 
     def _check_logprobs(self, limit: int) -> None:
         """Raise the 400 for more log-probabilities than the server gives."""

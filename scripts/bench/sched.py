@@ -34,6 +34,7 @@ from mie.config.engine import EngineConfig
 from mie.config.params.sampling import SamplingParams
 from mie.engine.engine import Engine
 from mie.engine.runner import ModelRunner
+from mie.engine.watch.metrics import EngineMetrics
 from mie.events import EventLog
 from mie.load.engine import new_scheduler
 from mie.sched.plan import StepPlan
@@ -122,7 +123,10 @@ def new_engine(num_blocks: int, num_seqs: int) -> Engine:
         max_blocks_per_seq=min(num_blocks, 1024),
     )
     scheduler = new_scheduler(config, num_blocks, num_blocks * BLOCK_SIZE, log)
-    return Engine(config, scheduler, runner, log, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS])
+    metrics = EngineMetrics(scheduler.max_model_len)
+    return Engine(
+        config, scheduler, runner, log, metrics, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS]
+    )
 
 
 def decoding(num_seqs: int, context: int) -> Callable[[], object]:
@@ -152,9 +156,9 @@ def start_admission(num_cached: int, num_children: int = 0) -> Admission:
     added: list[str] = []
 
     def admit() -> None:
-        added.append(engine.add_request(token_ids, many))
+        added.append(engine.add_request(token_ids, many).request_id)
         plan = engine.scheduler.schedule()
-        runner: Any = engine._runner
+        runner: Any = engine.runner
         runner.prepare(plan)
         runner.pack(plan)
         assert plan.num_tokens == 1

@@ -11,6 +11,7 @@ import pytest
 from audit import check_scheduler, kv_cache_of
 from compiled import needs_numba
 from emulated import needs_compiler
+from engines import Tokens, run_to_end
 from tiny_hybrids import LFM2, TinyHybrid
 from tiny_models import LLAMA, TinyModel
 
@@ -57,14 +58,11 @@ def answers(
     )
     fill_with_nan(kv_cache_of(engine))
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, n=2)
-    tokens: dict[tuple[str, int], list[int]] = {}
+    tokens: Tokens = {}
     for round_of in (PROMPTS[:2], PROMPTS[2:]):
         for prompt in round_of:
             engine.add_request(prompt, params, str(PROMPTS.index(prompt)))
-        while engine.has_work:
-            for new in engine.step().outputs:
-                tokens.setdefault((new.request_id, new.index), []).extend(new.token_ids)
-            check_scheduler(engine.scheduler)
+        tokens |= run_to_end(engine, lambda: check_scheduler(engine.scheduler))
     return [tokens[str(i), choice] for i in range(len(PROMPTS)) for choice in (0, 1)], engine
 
 

@@ -29,6 +29,7 @@ from mie.ops_gpu.launcher import EmulatedLauncher
 from mie.ops_gpu.load import load_emulated_backend
 from mie.ops_gpu.queue import EmulatedQueue
 from mie.ops_gpu.steps import Steps
+from mie.sched.sequence import Request
 
 WIDE = tiny_models.LLAMA | {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 64}
 WIDE_WINDOW = WIDE | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
@@ -52,7 +53,7 @@ class Run:
     ) -> None:
         self.logits: list[np.ndarray] = []
         self.num_seqs: list[int] = []
-        self.tokens: dict[str, list[int]] = {}
+        self.requests: list[Request] = []
         settings = LoadSettings(engine=config, backend=backend, dtype=dtype)
         self.engine = load_engine(model, LoadSettings(engine=settings), wrap=self._wrap)
         rng = np.random.default_rng(seed)
@@ -61,8 +62,9 @@ class Run:
                 self._add_request(rng)
             if not self.engine.has_work and step >= 12:
                 break
-            for output in self.engine.step().outputs if self.engine.has_work else ():
-                self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            if self.engine.has_work:
+                self.engine.step()
+        self.tokens = [request.sequences[0].output_ids for request in self.requests]
 
     def _add_request(self, rng: np.random.Generator) -> None:
         params = SamplingParams(
@@ -71,7 +73,8 @@ class Run:
             max_tokens=int(rng.integers(1, 25)),
             ignore_eos=True,
         )
-        self.engine.add_request(rng.integers(4, 40, int(rng.integers(1, 30))).tolist(), params)
+        prompt = rng.integers(4, 40, int(rng.integers(1, 30))).tolist()
+        self.requests.append(self.engine.add_request(prompt, params))
 
     def _wrap(self, backend: Backend) -> Backend:
         self.backend: Any = backend
@@ -319,11 +322,12 @@ def test_a_step_launched_ahead_keeps_unread_logits(tmp_path: Path):
     for ahead in (True, False):
         settings = EngineConfig(num_blocks=40, block_size=4, async_scheduling=ahead)
         engine = load_engine(model, LoadSettings(engine=settings, backend="cupy-emulated"))
-        engine.add_request([5, 6], SamplingParams(temperature=0, max_tokens=4, logprobs=1), "few")
-        engine.add_request([8, 9], SamplingParams(temperature=0, max_tokens=9), "many")
-        outputs = [output for _ in range(6) for output in engine.step().outputs]
-        few = [output.logprobs[0] for output in outputs if output.request_id == "few"]
-        logprobs.append([round(each.logprobs[0], 4) for each in few])
+        few = engine.add_request([5, 6], SamplingParams(temperature=0, max_tokens=4, logprobs=1))
+        engine.add_request([8, 9], SamplingParams(temperature=0, max_tokens=9))
+        for _ in range(6):
+            engine.step()
+        assert few.is_finished
+        logprobs.append([round(each.logprobs[0], 4) for each in few.sequences[0].logprobs])
     assert logprobs[0] == logprobs[1]
 
 

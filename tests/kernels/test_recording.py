@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tiny_models
 from emulated import needs_compiler
+from engines import run_to_end
 from fake_cupy import FakeCupy, Violation, fake_cupy
 
 from mie.config.engine import EngineConfig
@@ -68,35 +69,21 @@ def start(model: Path, cupy: FakeCupy | None, **settings: Any) -> Engine:
     return engine
 
 
-def run(engine: Engine, tokens: dict[str, list[int]], num_steps: int | None = None) -> None:
-    """Append each request's new tokens, for ``num_steps`` steps or to the end."""
-    while engine.has_work and num_steps != 0:
-        for output in engine.step().outputs:
-            tokens.setdefault(output.request_id, []).extend(output.token_ids)
-        num_steps = None if num_steps is None else num_steps - 1
-
-
-def all_tokens(engine: Engine) -> dict[str, list[int]]:
-    tokens: dict[str, list[int]] = {}
-    run(engine, tokens)
-    return tokens
-
-
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_a_warm_step_only_queues_and_reads_its_tokens(
     fake_cupy: FakeCupy, model: Path, async_scheduling: bool
 ):
-    wanted = all_tokens(start(model, None, enforce_eager=True))
+    wanted = run_to_end(start(model, None, enforce_eager=True))
     engine = start(model, fake_cupy, async_scheduling=async_scheduling)
-    tokens: dict[str, list[int]] = {}
-    run(engine, tokens, 8)
+    for _ in range(8):
+        engine.step()
     num_graphs = len(fake_cupy.graphs)
     with fake_cupy.steady():
-        run(engine, tokens, 20)
+        for _ in range(20):
+            engine.step()
     assert len(fake_cupy.graphs) == num_graphs
     assert fake_cupy.graphs[-1].num_launches >= 20
-    run(engine, tokens)
-    assert tokens == wanted
+    assert run_to_end(engine) == wanted
 
 
 @pytest.mark.parametrize(
@@ -137,9 +124,9 @@ def test_the_dtype_follows_the_checkpoint(
 
 
 def test_enforce_eager_captures_nothing(fake_cupy: FakeCupy, model: Path):
-    tokens = all_tokens(start(model, fake_cupy, enforce_eager=True))
+    tokens = run_to_end(start(model, fake_cupy, enforce_eager=True))
     assert fake_cupy.graphs == []
-    assert all_tokens(start(model, fake_cupy)) == tokens
+    assert run_to_end(start(model, fake_cupy)) == tokens
     assert fake_cupy.graphs
 
 

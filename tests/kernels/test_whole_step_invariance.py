@@ -47,25 +47,25 @@ class Run:
     """The log-probabilities of each request, and the numbers of queries of each step."""
 
     def __init__(self, model: Path, numbers: list[int], machine: dict[str, Any], **settings: Any):
-        self.logprobs: dict[int, list[Any]] = {number: [] for number in numbers}
         self.steps: list[np.ndarray] = []
-        self.num_hits = 0
         config = EngineConfig(num_blocks=60, block_size=16, batch_invariant=True, **settings)
         engine = load_engine(model, LoadSettings(engine=config, **machine), wrap=self._recorded)
         params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=-1)
-        waiting, step = set(numbers), 0
+        waiting, step, requests = set(numbers), 0, {}
         while waiting or engine.has_work:
             for number in [each for each in waiting if ARRIVALS[each] <= step or len(numbers) == 1]:
                 waiting.remove(number)
-                engine.add_request(PROMPTS[number], params, str(number))
-            for new in engine.step().outputs:
-                rows = [
-                    sorted(zip(row.token_ids, row.logprobs, strict=True)) for row in new.logprobs
-                ]
-                self.logprobs[int(new.request_id)] += zip(new.token_ids, rows, strict=True)
-                if new.finish_reason is not None:
-                    self.num_hits += new.metrics.num_cached_tokens > 0
+                requests[number] = engine.add_request(PROMPTS[number], params)
+            engine.step()
             step += 1
+        self.num_hits = sum(each.metrics.num_cached_tokens > 0 for each in requests.values())
+        self.logprobs = {
+            number: [
+                (row.token_ids[0], sorted(zip(row.token_ids, row.logprobs, strict=True)))
+                for row in request.sequences[0].logprobs
+            ]
+            for number, request in requests.items()
+        }
 
     def _recorded(self, backend: Backend) -> Backend:
         run_step = backend.run_step

@@ -260,7 +260,7 @@ class Run:
                 engine.abort(str(index))
                 self.aborted.add(index)
             self.take_in(engine.step())
-            seen["launched ahead"] += engine._runner.is_ahead
+            seen["launched ahead"] += engine.runner.is_ahead
             check_scheduler(engine.scheduler)
             step += 1
             assert step < 2000, "the engine has work and does nothing"

@@ -74,7 +74,9 @@ class Server:
         number = len(self.requests)
         params = SamplingParams(max_tokens=max_tokens, **more)
         labels = {"client": client} if self.is_fair else {}
-        request = Request(str(number), [5] * num_prompt, params, **labels).enter(number, [3])
+        request = Request(
+            str(number), [5] * num_prompt, params, **labels, number=number, eos_token_ids=[3]
+        )
         self.scheduler.add(request)
         self.clients.append(client)
         self.requests.append(request)
@@ -209,7 +211,7 @@ def test_prefix_hits_and_recomputed_tokens_are_not_charged():
     scheduler, charged = Scheduler(config, KVCacheManager(40, 2), 40), []
     for number, client in enumerate("ab"):
         params = SamplingParams(max_tokens=3)
-        request = Request(client, list(range(10, 19)), params, client=client).enter(number)
+        request = Request(client, list(range(10, 19)), params, client=client, number=number)
         scheduler.add(request)
         for step in range(3):
             plan = scheduler.schedule()

@@ -13,6 +13,8 @@ from scripted_runner import scripted_engine
 
 from mie.config.engine import EngineConfig
 from mie.config.params.sampling import SamplingParams
+from mie.engine.watch.metrics import snapshot_of
+from mie.engine.watch.queue import queue_of
 
 CLOSE = 1e-3
 """Seconds that all readings of the clock in a step take together, at most."""
@@ -125,11 +127,13 @@ class Account:
         self.stored[seq] = start + count
         self.computed[seq] = max(self.computed[seq], start + count)
 
-    def get(self, output, now):
-        """Take in the new tokens of a choice."""
-        number = self.names[output.request_id]
-        life, seq = self.lives[number], (number, output.index)
-        life.tokens[output.index] += len(output.token_ids)
+    def get(self, name, index, num_tokens, now):
+        """Take in the new tokens of a choice, which has ``num_tokens`` now."""
+        number = self.names[name]
+        life, seq = self.lives[number], (number, index)
+        if num_tokens == life.tokens[index]:
+            return
+        life.tokens[index] = num_tokens
         life.first_token = now if life.first_token is None else life.first_token
         life.last_token = now
         if seq in self.last_times:
@@ -203,9 +207,10 @@ def run(seed):
     while engine.has_work or any(each["at"] >= step for each in requests):
         for each in [each for each in requests if each["at"] == step]:
             clock.now += rng.choice([0.0, 1.0])
-            each["name"] = engine.add_request(each["prompt"], each["params"], client=each["client"])
-            account.add(each["name"], clock.now)
-            found[each["name"]] = engine.request(each["name"])
+            request = engine.add_request(each["prompt"], each["params"], client=each["client"])
+            name = each["name"] = request.request_id
+            account.add(name, clock.now)
+            found[name] = request
         for each in requests:
             is_due = each["abort"] is not None and each["at"] + each["abort"] == step
             if is_due and engine.request(each["name"]) is not None:
@@ -221,8 +226,9 @@ def run(seed):
         output = engine.step()
         [records] = engine.log.since(number)
         numbers = account.read(records[:-1], began)
-        for each in output.outputs:
-            account.get(each, clock.now)
+        for name in output.request_ids:
+            for seq in found[name].sequences:
+                account.get(name, seq.index, seq.num_generated, clock.now)
         ended = [name for name in unfinished if engine.request(name) is None]
         for name in ended:
             account.lives[account.names[name]].finished = clock.now
@@ -248,7 +254,7 @@ def check_queues(engine, account, clock, found):
     requests = list(found.values())
     for client in {each.client for each in requests} | {None}:
         waiting = [seq for seq in account.waiting if requests[seq[0]].client == client]
-        queue = engine.queue(client)
+        queue = queue_of(engine, client)
         assert queue.num_requests == len(waiting)
         arrivals = [account.lives[number].arrival for number, _ in waiting]
         longest = clock.now - min(arrivals) if arrivals else 0.0
@@ -308,7 +314,7 @@ def check_lives(account, found):
 def check_totals(engine, account, found, sums):
     """Compare the counters and the sums of histograms."""
     metrics = defaultdict(list)
-    for metric in engine.get_metrics("model"):
+    for metric in snapshot_of(engine).read("model"):
         metrics[metric.name].append(metric)
     lives = account.lives
 

@@ -123,7 +123,7 @@ def check(engine: Engine, odd: dict[str, Any], base: float, is_assigned: bool) -
     try:
         for _ in range(2):  # the prompt, and a decode
             engine.step()
-        rows = list(engine._runner._rows.values())
+        rows = list(engine.runner._rows.values())
         pack([row.controls(0) for row in rows])
         for name in odd:
             seen[name] += 1

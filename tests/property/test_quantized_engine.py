@@ -7,6 +7,7 @@ changes nothing. `test_batch_invariance.py` compares the bits of the jit backend
 
 import numpy as np
 import pytest
+from engines import run_to_end
 
 from mie import EngineConfig, SamplingParams
 from mie.load.engine import load_engine
@@ -44,12 +45,9 @@ def requests() -> list[tuple[list[int], SamplingParams]]:
 
 def run(engine, asked: list[tuple[list[int], SamplingParams]]) -> dict[tuple[str, int], list[int]]:
     """Return the tokens of each choice."""
-    tokens: dict[tuple[str, int], list[int]] = {}
     for prompt, params in asked:
         engine.add_request(prompt, params, str(prompt))
-    while engine.has_work:
-        for new in engine.step().outputs:
-            tokens.setdefault((new.request_id, new.index), []).extend(new.token_ids)
+    tokens = run_to_end(engine)
     assert engine.scheduler.manager.num_used == 0
     return tokens
 

@@ -117,7 +117,6 @@ class Run:
         if seed % 2:  # sequences have states
             self.config = config = replace(config, async_scheduling=False)
         self.scheduler = new_scheduler(config, num_blocks, 30, self.log, hosts, states)
-        self.log.start(lambda: scheduler_snapshot(self.scheduler))
         self.manager, self.stats = self.scheduler.manager, self.scheduler.manager.stats
         self.runner = ScriptedRunner(
             num_blocks=num_blocks,
@@ -170,7 +169,9 @@ class Run:
             is_fair = self.config.scheduling_policy == "fair"
             client = (salt, "a", "b")[number % 3] if is_fair else None
             labels = {"priority": priority, "cache_salt": salt, "client": client}
-            request = Request(str(number), prompt, params, **labels).enter(number, [EOS])
+            request = Request(
+                str(number), prompt, params, **labels, number=number, eos_token_ids=[EOS]
+            )
             self.attempt("add", partial(self.add_now, request))
 
     def add_now(self, request):
@@ -235,7 +236,7 @@ class Run:
             try:
                 with self.inject("rebuild"):
                     self.scheduler.rebuild(self.requests.values())
-                    self.log.emit(("rebuild", scheduler_snapshot(self.scheduler)))
+                    self.log.rebuilt()
             except Injected:
                 continue
             return

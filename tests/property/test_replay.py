@@ -87,7 +87,6 @@ class Run:
             num_states if num_blocks % 2 and window is None else (0, 0),
             window,
         )
-        self.log.start(lambda: scheduler_snapshot(self.scheduler))
         self.requests = []
 
     def add(self, prompt, max_tokens, n, priority, salt):
@@ -98,7 +97,9 @@ class Run:
         is_fair = self.config.scheduling_policy == "fair"
         client = (salt, "a", "b")[number % 3] if is_fair else None
         labels = {"priority": priority, "cache_salt": salt, "client": client}
-        self.requests.append(Request(str(number), prompt, params, **labels).enter(number, [EOS]))
+        self.requests.append(
+            Request(str(number), prompt, params, **labels, number=number, eos_token_ids=[EOS])
+        )
         self.scheduler.add(self.requests[-1])
 
     def forced(self, plan, result):
@@ -114,7 +115,7 @@ class Run:
             self.scheduler.preempt_all()
         elif breaks:
             self.scheduler.rebuild(self.requests)
-            self.log.emit(("rebuild", scheduler_snapshot(self.scheduler)))
+            self.log.rebuilt()
         else:
             result = answer_to(plan, draw_token)
             self.scheduler.update(plan, replace(result, forced=self.forced(plan, result)))

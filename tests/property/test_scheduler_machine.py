@@ -151,7 +151,7 @@ class Scheduling(RuleBasedStateMachine):
         priority = number % 4 - 1 if self.config.scheduling_policy == "priority" else 0
         client = (salt, "a", "b")[rank % 3] if self.is_fair else None
         labels = {"priority": priority, "cache_salt": salt, "client": client}
-        request = Request(str(rank), prompt, params, **labels).enter(rank, [EOS])
+        request = Request(str(rank), prompt, params, **labels, number=rank, eos_token_ids=[EOS])
         fits = len(prompt) < self.limit or (
             # A prompt that fills the pool can still get the one token that is never stored.
             len(prompt) < self.scheduler.max_model_len

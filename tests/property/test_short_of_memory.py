@@ -21,8 +21,8 @@ PLACES = [
     ("mie.frontend.processor.OutputProcessor", "process"),
     ("mie.frontend.processor.OutputProcessor", "catch_up"),
     ("mie.frontend.processor.OutputProcessor", "fail_largest"),
-    ("mie.frontend.request_state.PreparedRequest", "advance"),
-    ("mie.frontend.request_state.PreparedRequest", "fail"),
+    ("mie.frontend.answer.Answer", "advance"),
+    ("mie.frontend.answer.Answer", "fail"),
     ("mie.text.stream.TextStream", "add"),
 ]
 CASES = [*itertools.product(PLACES, (1, 2, 3, 5), (0, 2, 5))]

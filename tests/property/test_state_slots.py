@@ -13,6 +13,7 @@ from scripted_runner import EOS, expected_tokens, scripted_engine
 
 from mie import EngineConfig, SamplingParams
 from mie.memory.layers.states import States
+from mie.sched.sequence import Request
 
 NUM_SCENARIOS = 40 if settings().max_examples < 1000 else 1000
 LIMIT = 60
@@ -57,7 +58,7 @@ class Scenario:
         )
         self.conversations: list[list[int]] = []
         self.expected: dict[str, list[tuple[list[int], str]]] = {}
-        self.got: dict[tuple[str, int], list[int]] = {}
+        self.requests: dict[str, Request] = {}
 
     def run(self) -> None:
         rng = self.rng
@@ -101,12 +102,13 @@ class Scenario:
             prompt_logprobs=rng.choice([None] * 7 + [0]),
         )
         labels = {"priority": rng.randint(-1, 1)} if self.policy == "priority" else {}
-        name = self.engine.add_request(prompt, params, **labels)
-        self.expected[name] = [
+        request = self.engine.add_request(prompt, params, **labels)
+        self.requests[request.request_id] = request
+        self.expected[request.request_id] = [
             expected_tokens(prompt, params, choice=choice, limit=LIMIT, eos=(EOS,))
             for choice in range(params.n)
         ]
-        self.conversations.append([*prompt, *self.expected[name][-1][0]])
+        self.conversations.append([*prompt, *self.expected[request.request_id][-1][0]])
 
     @property
     def policy(self) -> str:
@@ -114,13 +116,12 @@ class Scenario:
 
     def step(self) -> None:
         output = self.engine.step()
-        for new in output.outputs:
-            key = new.request_id, new.index
-            self.got.setdefault(key, []).extend(new.token_ids)
-            tokens, reason = self.expected[new.request_id][new.index]
-            if new.finish_reason not in (None, "abort"):
-                assert (self.got[key], new.finish_reason) == (tokens, reason)
-            assert self.got[key] == tokens[: len(self.got[key])]
+        for request_id in output.request_ids:
+            for seq in self.requests[request_id].sequences:
+                tokens, reason = self.expected[request_id][seq.index]
+                if seq.finish_reason not in (None, "abort"):
+                    assert (seq.output_ids, seq.finish_reason) == (tokens, reason)
+                assert seq.output_ids == tokens[: seq.num_generated]
         seen["preempted"] += output.stats.num_preempted
         scheduler = self.engine.scheduler
         check_scheduler(scheduler)
@@ -130,7 +131,7 @@ class Scenario:
 
     def break_off(self) -> None:
         """Raise before, within or after the moves of a step."""
-        scheduler, runner = self.engine.scheduler, self.engine._runner
+        scheduler, runner = self.engine.scheduler, self.engine.runner
         plan = scheduler.schedule()
         if self.rng.random() < 0.6:
             runner.prepare(plan)

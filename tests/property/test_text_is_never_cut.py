@@ -13,8 +13,7 @@ from mie.errors import RequestError, RequestFailedError
 
 ROOT = os.path.dirname(mie.__file__)
 PARTS = tuple(
-    os.path.join(ROOT, name)
-    for name in ("text", "frontend/request_state.py", "frontend/processor.py")
+    os.path.join(ROOT, name) for name in ("text", "frontend/answer.py", "frontend/processor.py")
 )
 
 

@@ -9,8 +9,7 @@ from typing import Any
 from audit import llm_of
 
 from mie import LLM, AsyncLLM, StructuredOutputsParams
-from mie.frontend.prepare import Preparer
-from mie.frontend.request_state import PreparedRequest
+from mie.frontend.prepare import PreparedRequest, Preparer
 
 
 @dataclass(frozen=True, kw_only=True)

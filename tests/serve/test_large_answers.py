@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mie import SamplingParams
+from mie.engine.watch.queue import most_logprobs
 from mie.sched.orders.fair import cost
 from mie.sched.result import TokenLogprobs
 from mie.sched.sequence import LOGPROBS_PER_TOKEN, Request
@@ -301,7 +302,7 @@ def rows(count, width):
 
 def test_log_probabilities_count_in_a_clients_fair_share():
     def served(**params):
-        return Request("", [1] * 100, SamplingParams(max_tokens=10, **params)).enter(1)
+        return Request("", [1] * 100, SamplingParams(max_tokens=10, **params), number=1)
 
     plain, scored = served(), served(prompt_logprobs=20)
     scored.prompt_logprobs = rows(99, 21)
@@ -324,5 +325,5 @@ def test_log_probabilities_count_in_a_clients_fair_share():
     ],
 )
 def test_the_most_log_probabilities_of_a_request_are_known_before_it_runs(params, expected):
-    request = Request("", [1] * 100, SamplingParams(**{"max_tokens": 10, **params}))
-    assert request.most_logprobs(vocab_size=1000, max_model_len=200) == expected
+    params = SamplingParams(**{"max_tokens": 10, **params})
+    assert most_logprobs(params, 100, vocab_size=1000, max_model_len=200) == expected

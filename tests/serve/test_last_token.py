@@ -8,8 +8,8 @@ import pytest
 from audit import engine_of, num_open_requests
 from edge_helpers import DIALECTS, MESSAGES, asks, client_of
 
+from mie.frontend.answer import Answer
 from mie.frontend.conversation import AnswerState
-from mie.frontend.request_state import PreparedRequest
 from mie.serve.openai.logprobs import LogprobWriter
 from mie.serve.parts import Parts
 from mie.serve.writer import Writer
@@ -28,8 +28,8 @@ PLACES = [
     (AnswerState, "calls"),
     (AnswerParser, "add"),
     (AnswerParser, "finish"),
-    (PreparedRequest, "_count_calls"),
-    (PreparedRequest, "_completion"),
+    (Answer, "_count_calls"),
+    (Answer, "_completion"),
     (LogprobWriter, "chat"),
     (LogprobWriter, "completion"),
     (LogprobWriter, "spelled"),

@@ -205,11 +205,11 @@ async def test_a_client_cannot_raise_its_priority():
     engine = load(scheduling_policy="priority")
     priorities, original = [], engine_of(engine).add
 
-    def add_request(request):
-        priorities.append(request.priority)
-        original(request)
+    def add(*args, priority, **labels):
+        priorities.append(priority)
+        return original(*args, priority=priority, **labels)
 
-    engine_of(engine).add = add_request
+    engine_of(engine).add = add
     for asked, highest in ((-5, 0), (7, 0), (-5, -3), (None, 4)):
         async with client_of(engine, ServeConfig(highest_priority=highest)) as client:
             response = await client.post("/v1/completions", json=completion(priority=asked))

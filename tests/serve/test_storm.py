@@ -14,6 +14,7 @@ from audit import check_scheduler, engine_of
 from live_server import INVARIANT, live
 
 from mie import AsyncLLM
+from mie.engine.watch.metrics import snapshot_of
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
 
@@ -58,7 +59,7 @@ def test_every_request_is_answered_right_and_no_block_stays(
         assert storm.counts["answered"] > num_requests / 3
         assert scheduler.manager.num_used == 0
         check_scheduler(scheduler)
-        metrics = {each.name: each for each in engine_of(engine).get_metrics("bundled")}
+        metrics = {each.name: each for each in snapshot_of(engine_of(engine)).read("bundled")}
         assert (metrics["vllm:num_preemptions"].value > 0) == preempts
     finally:
         engine.shutdown()

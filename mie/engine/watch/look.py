@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mie.engine.engine import Engine
-from mie.engine.watch.metrics import Snapshot
-from mie.events import Segment, Step
+from mie.engine.watch.metrics import Snapshot, snapshot_of
+from mie.events import EventLog, Segment, Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +30,15 @@ def look_at(engine: Engine, after: int | None, *, with_metrics: bool = False) ->
     Call it in the engine's thread. It copies references to records, and computes nothing.
     """
     engine.recover()
-    steps = None if after is None else engine.log.since(after)
+    log = engine.log
+    assert isinstance(log, EventLog), "an engine without an event log cannot be shown"
+    steps = None if after is None else log.since(after)
     return Look(
-        segments=engine.log.segments() if steps is None else None,
+        segments=log.segments() if steps is None else None,
         steps=steps or (),
-        rest=engine.log.rest,
+        rest=log.rest,
         counts=_counts(engine),
-        metrics=engine.metrics_snapshot() if with_metrics else None,
+        metrics=snapshot_of(engine) if with_metrics else None,
     )
 
 

@@ -21,11 +21,10 @@ from typing import NamedTuple, TypeAlias
 
 from mie.base.stats.metric import Counter, Gauge, Metric, Tally
 from mie.base.stats.request import RequestMetrics
-from mie.base.stats.step import EngineStats, StepStats
-from mie.config.engine import EngineConfig
+from mie.base.stats.step import StepStats
+from mie.engine.engine import Engine
 from mie.memory.layers.states import States
 from mie.memory.manager import KVCacheManager
-from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Request
 
 logger = logging.getLogger(__name__)
@@ -208,8 +207,8 @@ Labels = Mapping[str, str]
 class EngineMetrics:
     """The metrics of an engine. Only one thread at a time may call it."""
 
-    def __init__(self, max_model_len: int) -> None:
-        self.sizes: Mapping[str, int] = {}
+    def __init__(self, max_model_len: int, sizes: Mapping[str, int] | None = None) -> None:
+        self.sizes = sizes or {}
         """Gauges that do not change: name -> bytes."""
         self._losses = _Losses()
         self._step_tokens, self._token_gaps = Tally(STEP_TOKENS), Tally(TOKEN_TIMES)
@@ -245,15 +244,10 @@ class EngineMetrics:
     def _record(self, request: Request) -> None:
         self._ended[1][request.number] = _record(request)
 
-    def snapshot(
-        self,
-        config: EngineConfig,
-        scheduler: Scheduler,
-        stats: EngineStats,
-        unfinished: Iterable[Request],
-    ) -> Snapshot:
+    def snapshot(self, engine: Engine) -> Snapshot:
         """Return all that was counted so far, to be read in any thread."""
         base, records = self._ended
+        scheduler, stats, config = engine.scheduler, engine.stats, engine.config
         manager, memory = scheduler.manager, stats.memory
         num_cached, num_used = manager.num_cached, manager.num_used
         num_waiting = len(scheduler.waiting)
@@ -272,7 +266,7 @@ class EngineMetrics:
         return Snapshot(
             base=base,
             # A request without a token has given nothing yet.
-            records=[*records.values(), *(_record(r) for r in unfinished if r.leader is None)],
+            records=[*records.values(), *(_record(r) for r in engine.requests if r.leader is None)],
             gauges=[
                 ("vllm:num_requests_running", {}, len(scheduler.running)),
                 ("vllm:num_requests_waiting", {}, num_waiting),
@@ -347,3 +341,15 @@ class Snapshot:
             *(tally.read(name, {**shared, **own}) for name, own, tally in self.tallies),
             Gauge(name="vllm:cache_config_info", labels={**shared, **self.cache}, value=1.0),
         ]
+
+
+def metrics_of(engine: Engine) -> EngineMetrics:
+    """Return the metrics that an engine was created with."""
+    assert isinstance(engine.metrics, EngineMetrics), "an engine without metrics has no numbers"
+    return engine.metrics
+
+
+def snapshot_of(engine: Engine) -> Snapshot:
+    """Return the numbers of an engine, in the engine's thread. Another thread may read them."""
+    engine.recover()
+    return metrics_of(engine).snapshot(engine)

@@ -179,22 +179,20 @@ def _run(
 
     settings = LoadSettings(engine=_config(workload, side), backend=side.backend, dtype=side.dtype)
     engine = load_engine(workload.directory, settings, wrap=wrap)
-    run = _Run()
+    run, sequences = _Run(), {}
     for number, prompt in enumerate(workload.prompts):
         request_id = str(number)
         params = workload.params(None if forced is None else forced[request_id])
-        engine.add_request(prompt, params, request_id)
-        run.tokens[request_id] = []
+        [sequence] = engine.add_request(prompt, params, request_id).sequences
+        sequences[request_id] = sequence
     kinds = []
     while engine.has_work:
-        step, rows = engine.step(), []
-        for output in step.outputs:  # in the order of the rows of logits
-            tokens = run.tokens[output.request_id]
-            rows.append((output.request_id, len(tokens)))
-            tokens += output.token_ids
-        run.rows.append(rows)
+        step = engine.step()
+        # In the order of the rows of logits. A row gives one token.
+        run.rows.append([(each, sequences[each].num_generated - 1) for each in step.request_ids])
         run.greedy.append(recorders[0].greedy)
         kinds.append((step.stats.num_prefill_tokens > 0, step.stats.num_decode_tokens > 0))
+    run.tokens = {each: sequence.output_ids for each, sequence in sequences.items()}
     memory = engine.stats.memory
     run.coverage = {
         "num_cached_tokens": memory.num_hit_tokens + memory.num_partial_hit_tokens,

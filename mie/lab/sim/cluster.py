@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any
 
 from mie.config.engine import EngineConfig, check_integer
-from mie.engine.step import SequenceOutput
 from mie.errors import ConfigError
 from mie.frontend.routing import PrefixRouter, RandomRouter, Router, beginning_of
 from mie.lab.loads import skewed_prefixes
@@ -17,6 +16,7 @@ from mie.lab.sim.devices import find_device, find_shape
 from mie.lab.sim.driver import Bench, params_of
 from mie.lab.sim.simulated import simulated_on
 from mie.lab.workload import Text, Workload, WorkloadRequest
+from mie.sched.sequence import Request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,17 +77,18 @@ class _Cluster:
         self._benches = benches
         self._router = router
         self._loads = dict.fromkeys(benches, 0)
+        self._requests: dict[str, Request] = {}
         # Steps in progress, a heap by their end.
-        self._ends: list[tuple[int, str, tuple[SequenceOutput, ...]]] = []
+        self._ends: list[tuple[int, str, tuple[str, ...]]] = []
         self._stepping: set[str] = set()
 
     def advance(self, until: int | None) -> None:
         """Let the steps end that end by then, and begin the next ones."""
         while self._ends and (until is None or self._ends[0][0] <= until):
-            now, name, outputs = heapq.heappop(self._ends)
+            now, name, request_ids = heapq.heappop(self._ends)
             self._stepping.remove(name)
-            for output in outputs:
-                self._note(output, name, now)
+            for request_id in request_ids:
+                self._note(request_id, name, now)
             if self._benches[name].engine.has_work:
                 self._step(name)
 
@@ -103,7 +104,7 @@ class _Cluster:
             arrival_ns=request.arrival_ns,
             token_ns=[[]],
         )
-        self._benches[name].engine.add_request(
+        self._requests[request.request_id] = self._benches[name].engine.add_request(
             prompt, params_of(request), request.request_id, cache_salt=request.cache_salt
         )
         self._loads[name] += 1
@@ -112,17 +113,19 @@ class _Cluster:
             self._step(name)
 
     def _step(self, name: str) -> None:
-        """Compute a step. The outputs are known when it ends."""
+        """Compute a step. The tokens are known when it ends."""
         bench = self._benches[name]
-        outputs = bench.engine.step().outputs
+        request_ids = bench.engine.step().request_ids
         self._stepping.add(name)
-        heapq.heappush(self._ends, (bench.clock.now_ns(), name, outputs))
+        heapq.heappush(self._ends, (bench.clock.now_ns(), name, request_ids))
 
-    def _note(self, output: SequenceOutput, name: str, now: int) -> None:
-        record = self.records[output.request_id]
+    def _note(self, request_id: str, name: str, now: int) -> None:
+        """Record the new token of a request, and its end."""
+        record, request = self.records[request_id], self._requests[request_id]
         record.token_ns[0].append(now)
-        if output.finish_reason is not None:
-            record.num_cached = output.metrics.num_cached_tokens
+        if request.is_finished:
+            del self._requests[request_id]
+            record.num_cached = request.metrics.num_cached_tokens
             self.num_tokens[name] += record.num_prompt - record.num_cached + record.num_output
             self._loads[name] -= 1
 

@@ -9,11 +9,11 @@ from typing import TypeAlias
 from mie.base.stats.step import StepStats
 from mie.config.params.sampling import SamplingParams
 from mie.engine.engine import Engine
-from mie.engine.step import SequenceOutput
 from mie.errors import RequestError
 from mie.lab.metrics import RequestRecord
 from mie.lab.sim.costs import SECOND, Clock
 from mie.lab.workload import Answer, Workload, WorkloadRequest
+from mie.sched.sequence import Request
 
 Progress: TypeAlias = Callable[[int], object]
 """A function that is called with the number of requests that have just ended."""
@@ -89,7 +89,7 @@ def run_load(
         run.serve()
     finally:
         engine.observers.remove(run.steps.append)
-        for request_id in run.open_choices:  # left by an abandoned run
+        for request_id in run.requests:  # left by an abandoned run
             engine.abort(request_id)
     return LoadResult(
         records=[run.records[request.request_id] for request in workload.requests],
@@ -107,8 +107,8 @@ class _Run:
         self._progress = progress
         self.steps: list[StepStats] = []
         self.records: dict[str, RequestRecord] = {}
-        self.open_choices: dict[str, int] = {}
-        """The number of unfinished choices of each request in the engine."""
+        self.requests: dict[str, Request] = {}
+        """The requests in the engine."""
         self._bench = bench
         # Requests to come, a heap by their time.
         self._coming: list[tuple[int, int, WorkloadRequest]] = []
@@ -134,10 +134,10 @@ class _Run:
         while True:
             self._send(self._now())
             if engine.has_work:
-                outputs = engine.step().outputs
+                request_ids = engine.step().request_ids
                 now = self._now()
-                for output in outputs:
-                    self._note(output, now)
+                for request_id in request_ids:
+                    self._note(self.requests[request_id], now)
             elif self._coming:
                 clock.wait_until(self._began + self._coming[0][0])
             else:
@@ -162,7 +162,7 @@ class _Run:
         self.records[request.request_id] = record
         record.token_ns = [[] for _ in range(request.n)]
         try:
-            self._bench.engine.add_request(
+            self.requests[request.request_id] = self._bench.engine.add_request(
                 prompt,
                 params_of(request),
                 request.request_id,
@@ -172,8 +172,6 @@ class _Run:
         except RequestError as error:
             self._refuse(record, str(error))
             self._free_seat(arrival_ns)
-            return
-        self.open_choices[request.request_id] = request.n
 
     def _refuse(self, record: RequestRecord, error: str) -> None:
         record.error = error
@@ -185,29 +183,29 @@ class _Run:
             self.records[request.request_id] = later
             self._refuse(later, f"it depends on {record.request_id!r}, which was refused")
 
-    def _note(self, output: SequenceOutput, now: int) -> None:
-        record = self.records[output.request_id]
+    def _note(self, request: Request, now: int) -> None:
+        """Record the new tokens of a request, and its end."""
+        record, metrics = self.records[request.request_id], request.metrics
         if record.first_step_ns is None:
-            assert output.metrics.first_step_time is not None
-            record.first_step_ns = round(output.metrics.first_step_time * SECOND) - self._began
-        record.token_ns[output.index].append(now)
-        answer = self._answers.get((output.request_id, output.index))
-        if answer is not None:
-            answer += output.token_ids
-        if output.finish_reason is not None:
-            self._end_choice(record, output, now)
+            assert metrics.first_step_time is not None
+            record.first_step_ns = round(metrics.first_step_time * SECOND) - self._began
+        for seq, times in zip(request.sequences, record.token_ns, strict=True):
+            new = seq.token_ids[request.num_prompt + len(times) :]
+            times += [now] * len(new)
+            answer = self._answers.get((request.request_id, seq.index))
+            if answer is not None:
+                answer += new
+        if request.is_finished:
+            self._end(record, request, now)
 
-    def _end_choice(self, record: RequestRecord, output: SequenceOutput, now: int) -> None:
-        self.open_choices[record.request_id] -= 1
-        if self.open_choices[record.request_id]:
-            return
-        del self.open_choices[record.request_id]
+    def _end(self, record: RequestRecord, request: Request, now: int) -> None:
+        del self.requests[request.request_id]
         self._progress(1)
-        record.num_cached = output.metrics.num_cached_tokens
-        record.num_preemptions = output.metrics.num_preemptions
+        record.num_cached = request.metrics.num_cached_tokens
+        record.num_preemptions = request.metrics.num_preemptions
         self._free_seat(now)
-        for order, request in self._after.pop(record.request_id, []):
-            heapq.heappush(self._coming, (now + request.arrival_ns, order, request))
+        for order, later in self._after.pop(record.request_id, []):
+            heapq.heappush(self._coming, (now + later.arrival_ns, order, later))
 
     def _free_seat(self, now: int) -> None:
         if self._seats is not None:

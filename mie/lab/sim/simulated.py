@@ -5,6 +5,7 @@ from typing import TextIO
 
 from mie.config.engine import EngineConfig
 from mie.engine.engine import Engine
+from mie.engine.watch.metrics import EngineMetrics
 from mie.errors import ConfigError
 from mie.events import EventLog
 from mie.lab.sim.costs import Costs, SimClock, StepWork, causal_pairs, window_pairs
@@ -173,6 +174,7 @@ def simulated(
         new_scheduler(config, num_blocks, longest, log, num_host_blocks, num_states, window),
         runner,
         log,
+        EngineMetrics(longest),
         vocab_size=vocab_size,
         eos_token_ids=(),
         clock=clock.seconds,

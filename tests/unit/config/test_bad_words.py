@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import small_tokenizers
+from engines import run_to_end
 
 from mie import LLM, EngineConfig, SamplingParams
 from mie.errors import RequestError
@@ -108,9 +109,6 @@ def test_a_bad_word_counts_only_where_all_of_it_is_output(tiny, length, num_befo
             engine.add_request(
                 [5, 6, *word[:num_before]], dataclasses.replace(params, max_tokens=count + 1)
             )
-            found: list[int] = []
-            while engine.has_work:
-                for output in engine.step().outputs:
-                    found += output.token_ids
+            [found] = run_to_end(engine).values()
             is_banned = num_before == 0 and count == length - 1
             assert (found[count - num_before] == word[count]) != is_banned

@@ -6,8 +6,10 @@ import io
 import re
 
 import pytest
+from engines import run_to_end
 
 from mie import EngineConfig, SamplingParams
+from mie.engine.watch.metrics import snapshot_of
 from mie.errors import ConfigError, RequestError
 from mie.load.engine import load_engine
 from mie.load.settings import LoadSettings
@@ -22,15 +24,6 @@ def engine(tiny):
 
 def greedy(**params):
     return SamplingParams(temperature=0, ignore_eos=True, **params)
-
-
-def run(engine):
-    """Return {(request, choice): tokens}."""
-    tokens = {}
-    while engine.has_work:
-        for new in engine.step().outputs:
-            tokens.setdefault((new.request_id, new.index), []).extend(new.token_ids)
-    return tokens
 
 
 @pytest.mark.parametrize(
@@ -58,13 +51,14 @@ def test_a_bad_request_is_refused_and_leaves_nothing(engine, prompt, params, mes
         engine.add_request(prompt, SamplingParams(**params))
     assert not engine.has_work
     engine.add_request([1], greedy())
-    assert len(run(engine)["auto-0", 0]) == 16
+    assert len(run_to_end(engine)["auto-0", 0]) == 16
 
 
 def test_a_request_may_skip_reading_the_prefix_cache_and_still_fills_it(engine):
     def num_cached(**params):
-        engine.add_request(list(range(4, 16)), greedy(max_tokens=1, **params))
-        return engine.step().outputs[0].metrics.num_cached_tokens
+        request = engine.add_request(list(range(4, 16)), greedy(max_tokens=1, **params))
+        engine.step()
+        return request.metrics.num_cached_tokens
 
     assert num_cached(skip_reading_prefix_cache=True) == 0
     assert num_cached() == 11
@@ -76,7 +70,7 @@ def test_stats_reach_the_observers(engine):
     seen = []
     engine.observers.append(seen.append)
     engine.add_request([1, 2, 3, 4, 5], greedy(n=2, max_tokens=3))
-    run(engine)
+    run_to_end(engine)
     assert [(s.num_prefill_tokens, s.num_decode_tokens) for s in seen] == [(5, 0), (0, 2), (0, 2)]
     assert [s.num_blocks_used for s in seen] == [2, 3, 3]
     assert engine.stats.peak_blocks == 3
@@ -116,7 +110,7 @@ def test_a_full_disk_ends_the_event_log_and_not_the_requests(tiny, caplog):
     config = EngineConfig(num_blocks=16, block_size=4)
     engine = load_engine(tiny["llama"].directory, LoadSettings(engine=config), trace=file)
     engine.add_request([5, 6, 7], greedy(max_tokens=6))
-    assert len(run(engine)["auto-0", 0]) == 6
+    assert len(run_to_end(engine)["auto-0", 0]) == 6
     assert re.search("the event log ends at step 3: .*No space left", caplog.text)
     assert engine.log_error.errno == errno.ENOSPC
     assert file.getvalue().count('"event":"step"') == 2
@@ -129,19 +123,9 @@ def test_no_request_without_a_seed_draws_what_one_with_a_seed_draws(tiny, seed):
     config = EngineConfig(num_blocks=64, seed=seed, enable_prefix_caching=False)
     engine = load_engine(tiny["llama"].directory, LoadSettings(engine=config, backend="numpy"))
     params = SamplingParams(temperature=1000.0, max_tokens=12, ignore_eos=True)
-    tokens: dict[str, list[int]] = {}
-
-    def add(user_seed: int | None) -> None:
-        own = dataclasses.replace(params, seed=user_seed)
-        tokens[engine.add_request([5, 6, 7], own)] = []
-
-    for _ in range(4):
-        add(None)
-    for user_seed in {0, 1, 2, 3, seed, seed + 1, seed + 2}:
-        add(user_seed)
-    while engine.has_work:
-        for output in engine.step().outputs:
-            tokens[output.request_id] += output.token_ids
+    for user_seed in [*[None] * 4, *{0, 1, 2, 3, seed, seed + 1, seed + 2}]:
+        engine.add_request([5, 6, 7], dataclasses.replace(params, seed=user_seed))
+    tokens = run_to_end(engine)
     texts = {tuple(each) for each in tokens.values()}
     assert len(texts) == len(tokens)
 
@@ -155,12 +139,9 @@ def test_a_forced_token_or_a_token_of_the_prompt_ends_nothing(tiny, forced):
     forced = [{"end": end, "stop": 30}.get(token, token) for token in forced]
     more = {"trace_decode_token_ids": forced, "stop_token_ids": [30], "logit_bias": {end: 100.0}}
     params = SamplingParams(temperature=0, max_tokens=len(forced) + 5, **more)
-    engine.add_request([5, end, 30, end], params)
-    outputs = []
-    while engine.has_work:
-        outputs += engine.step().outputs
-    assert [token for output in outputs for token in output.token_ids] == [*forced, end]
-    assert outputs[-1].finish_reason == "stop"
+    [sequence] = engine.add_request([5, end, 30, end], params).sequences
+    run_to_end(engine)
+    assert (sequence.output_ids, sequence.finish_reason) == ([*forced, end], "stop")
 
 
 def test_an_observer_that_raises_is_removed_and_the_others_go_on(engine, caplog):
@@ -172,7 +153,7 @@ def test_an_observer_that_raises_is_removed_and_the_others_go_on(engine, caplog)
 
     engine.observers += [fail, seen.append]
     engine.add_request([5, 6, 7], greedy(max_tokens=4))
-    run(engine)
+    run_to_end(engine)
     assert len(calls) == 1
     assert len(seen) == engine.stats.num_steps == 4
     assert fail not in engine.observers
@@ -183,11 +164,11 @@ def test_metrics_of_many_requests_lose_none(engine):
     """Records of ended requests are added up now and then."""
     for count in range(1, 200):
         engine.add_request([5, 6, 7], greedy(max_tokens=1 + count % 2))
-        run(engine)
+        run_to_end(engine)
         if count % 33 and count not in (64, 65, 128, 129):
             continue
         found = {}
-        for metric in engine.get_metrics("model"):
+        for metric in snapshot_of(engine).read("model"):
             found.setdefault(metric.name, []).append(metric)
         ended = {m.labels["finished_reason"]: m.value for m in found["vllm:request_success"]}
         assert ended == {"stop": 0, "length": count, "abort": 0, "error": 0}

@@ -47,12 +47,12 @@ def test_a_request_reaches_the_engine_in_six_functions(llm: LLM) -> None:
     def generate() -> None:
         llm.generate([[5, 6]], PARAMS, use_tqdm=False)
 
-    assert len(hops("llm.generate", "engine.engine.add", generate)) <= 6
+    assert len(hops("frontend.llm.generate", "engine.engine.add", generate)) <= 6
 
 
 def test_an_abort_reaches_the_engine_in_seven_functions(llm: LLM) -> None:
     llm.add_request([5, 6], PARAMS, "mine")
-    assert len(hops("llm.abort", "engine.engine.abort", lambda: llm.abort("mine"))) <= 7
+    assert len(hops("frontend.llm.abort", "engine.engine.abort", lambda: llm.abort("mine"))) <= 7
     llm.step()
 
 

@@ -40,7 +40,7 @@ def test_the_counts_match_the_run(llm):
     llm.generate([PROMPT], params(4), use_tqdm=False)
     found = read(llm.get_metrics())
     assert found["ended"] == {"stop": 0, "length": 3, "abort": 0, "error": 0}
-    cache = llm.engine._runner._kv_cache
+    cache = llm.engine.runner._kv_cache
     num_kv_bytes = getattr(cache, "elements", cache).nbytes
     num_weight_bytes = found["mie:weights_bytes"].value
     assert num_weight_bytes > 1000
@@ -151,7 +151,7 @@ def test_every_request_ends_in_one_reason(llm, monkeypatch):
     def fail(*args):
         raise ValueError("no log-probabilities")
 
-    monkeypatch.setattr(llm.engine._runner.backend, "top_logprobs", fail)
+    monkeypatch.setattr(llm.engine.runner.backend, "top_logprobs", fail)
     with pytest.raises(RequestFailedError):
         llm.generate([PROMPT], params(logprobs=1), use_tqdm=False)
     ended = read(llm.get_metrics())["ended"]

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 from audit import check_scheduler
+from engines import Tokens, run_to_end
 
 from mie import EngineConfig, SamplingParams
 from mie.engine.engine import Engine
@@ -21,7 +22,7 @@ class Overlap:
         config = EngineConfig(async_scheduling=True, **{**SIZES, **settings})
         self.engine = load_engine(directory, LoadSettings(engine=config))
         self.num_ahead = self.num_rows = self.num_discarded = 0
-        runner = self.engine._runner._runner
+        runner = self.engine.runner.runner
         runner.launch_ahead = self._count(runner.launch_ahead)
         runner.discard = self._count_discarded(runner.discard)
 
@@ -43,12 +44,8 @@ class Overlap:
         return counting
 
 
-def run(engine: Engine) -> dict[tuple[str, int], list[int]]:
-    tokens: dict[tuple[str, int], list[int]] = {}
-    while engine.has_work:
-        for new in engine.step().outputs:
-            tokens.setdefault((new.request_id, new.index), []).extend(new.token_ids)
-        check_scheduler(engine.scheduler)
+def run(engine: Engine) -> Tokens:
+    tokens = run_to_end(engine, lambda: check_scheduler(engine.scheduler))
     assert engine.scheduler.manager.num_used == 0
     return tokens
 
@@ -104,7 +101,7 @@ def test_an_abort_keeps_the_launched_step_for_other_requests(tiny, stays):
         engine.add_request([7, 8], params, "stays")
     for _ in range(4):
         engine.step()
-    assert engine._runner.is_ahead
+    assert engine.runner.is_ahead
     engine.abort("gone")
     engine.add_request([9, 9], params, "new")
     tokens = run(engine)
@@ -121,12 +118,12 @@ def test_a_failed_step_discards_the_launched_one(tiny):
         Overlap(directory),
         load_engine(directory, LoadSettings(engine=EngineConfig(**SIZES))),
     )
-    engine, tokens = overlap.engine, []
+    engine = overlap.engine
     plain.add_request([5, 6], params)
     engine.add_request([5, 6], params)
     for _ in range(4):
-        tokens += engine.step().outputs[0].token_ids
-    runner = engine._runner._runner
+        engine.step()
+    runner = engine.runner.runner
     collect = runner.collect
 
     def broken(plan, launched):
@@ -136,7 +133,7 @@ def test_a_failed_step_discards_the_launched_one(tiny):
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     runner.collect = collect
-    assert tokens + run(engine)["auto-0", 0] == run(plain)["auto-0", 0]
+    assert run(engine) == run(plain)
 
 
 def test_a_new_request_waits_for_one_launched_step_at_most(tiny):
@@ -146,7 +143,7 @@ def test_a_new_request_waits_for_one_launched_step_at_most(tiny):
     for _ in range(5):
         engine.step()
     engine.add_request([7, 8], params, "second")
-    steps = [{new.request_id for new in engine.step().outputs} for _ in range(2)]
+    steps = [{*engine.step().request_ids} for _ in range(2)]
     assert steps == [{"first"}, {"first", "second"}]
 
 

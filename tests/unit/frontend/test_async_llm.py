@@ -25,21 +25,21 @@ def alone():
 def llm():
     llm = AsyncLLM("bundled", max_num_seqs=4)
     yield llm
-    engine = llm._loop.engine
+    engine = llm.loop.engine
     if llm.is_running:
         asyncio.run(settled(llm))
-        assert not llm._loop.processor._states
+        assert not llm.loop.processor.has_requests
         assert engine.scheduler.manager.num_used == 0
         check_scheduler(engine.scheduler)
     llm.shutdown()
-    assert not llm._loop._thread.is_alive()
+    assert not llm.loop._thread.is_alive()
 
 
 async def settled(llm):
     """Wait until the engine has run its commands. It then has no work if every caller is gone."""
     gc.collect()
-    await llm._loop.call_async(lambda: None)
-    assert not llm._loop.engine.has_work
+    await llm.loop.call_async(lambda: None)
+    assert not llm.loop.engine.has_work
 
 
 def params(max_tokens=12, **more):
@@ -59,7 +59,7 @@ def test_a_slow_consumer_gets_merged_outputs(llm, alone):
     async def main():
         outputs = llm.generate(PROMPTS[0], params(output_kind=RequestOutputKind.DELTA))
         first = await anext(outputs)
-        while llm._loop.processor._states:  # the engine has finished the request
+        while llm.loop.processor.has_requests:  # the engine has finished the request
             await asyncio.sleep(0)
         return first, [output async for output in outputs]
 
@@ -79,7 +79,7 @@ def test_a_dead_engine_notifies_every_caller(llm):
         def broken(plan):
             raise OSError("the device is gone")
 
-        llm._loop.engine._runner.launch = broken
+        llm.loop.engine.runner.launch = broken
         results = await asyncio.gather(*map(drained, outputs), return_exceptions=True)
         assert [type(result) for result in results] == [EngineDeadError] * 4
         with pytest.raises(EngineDeadError, match="the device is gone"):
@@ -104,11 +104,11 @@ def test_shutdown_ends_the_thread_and_running_requests():
         async with AsyncLLM("bundled") as llm:
             assert llm.is_running
             config = await llm.get_model_config()
-            assert config.max_model_len == llm._loop.engine.max_model_len
+            assert config.max_model_len == llm.loop.engine.max_model_len
             assert (await llm.get_tokenizer()).encode("x")
             outputs = llm.generate(PROMPTS[0], params(max_tokens=1000))
             await anext(outputs)
-            thread = llm._loop._thread
+            thread = llm.loop._thread
         assert not thread.is_alive()
         with pytest.raises(EngineDeadError, match="was shut down"):
             async for _ in outputs:

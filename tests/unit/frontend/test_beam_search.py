@@ -181,7 +181,7 @@ def test_an_exception_at_any_line_leaves_nothing(tiny, kind):
             assert_nothing_is_held(llm)
     assert num_cut > 10
     assert search() == wanted
-    assert not llm.loop.processor._states
+    assert not llm.loop.processor.has_requests
 
 
 def test_a_concurrency_limit_changes_nothing(llama):

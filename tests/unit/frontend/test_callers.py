@@ -28,7 +28,7 @@ def nothing_leaks(llm):
     llm.step()
     assert not llm.has_work
     assert llm.engine.scheduler.manager.num_used == 0
-    assert not llm.loop.processor._states
+    assert not llm.loop.processor.has_requests
     assert not llm.loop.inbox
     check_scheduler(llm.engine.scheduler)
 
@@ -120,17 +120,18 @@ def test_only_the_request_that_makes_a_step_raise_fails(llm, alone, monkeypatch)
 
 @pytest.mark.parametrize("name", ["advance", "_output"])
 def test_an_error_after_the_last_token_fails_only_its_request(llm, alone, monkeypatch, name):
-    from mie.frontend.request_state import PreparedRequest
+    from mie.frontend.answer import Answer
 
-    original = getattr(PreparedRequest, name)
+    original = getattr(Answer, name)
 
-    def method(request):
+    def method(answer):
+        request = answer.request
         is_bad = request.params.top_k == 7 and request.is_finished
-        if is_bad and request.error is None and request._tokenizer is not None:
+        if is_bad and request.error is None and answer._tokenizer is not None:
             raise ZeroDivisionError("its text")
-        return original(request)
+        return original(answer)
 
-    monkeypatch.setattr(PreparedRequest, name, method)
+    monkeypatch.setattr(Answer, name, method)
     bad = params(top_k=7, max_tokens=3)
     with pytest.raises(RequestFailedError, match="ZeroDivisionError: its text") as caught:
         llm.generate([PROMPTS[0], PROMPTS[1]], [params(), bad], use_tqdm=False)
@@ -139,7 +140,7 @@ def test_an_error_after_the_last_token_fails_only_its_request(llm, alone, monkey
     assert (failed.finished, failed.outputs[0].finish_reason) == (True, "error")
     with pytest.raises(RequestFailedError, match="its text"):
         list(llm.stream(PROMPTS[0], bad))
-    assert not llm.loop.processor._states
+    assert not llm.loop.processor.has_requests
 
 
 def test_an_observer_that_raises_costs_no_output(llm, alone, caplog):
@@ -154,7 +155,7 @@ def test_an_observer_that_raises_costs_no_output(llm, alone, caplog):
 
 
 def test_a_step_that_fails_once_is_retried(llm, alone, monkeypatch, caplog):
-    runner, failed = llm.engine._runner, []
+    runner, failed = llm.engine.runner, []
     original = runner.launch
 
     def launch(plan):
@@ -186,7 +187,7 @@ def test_a_fault_of_the_engine_itself_reaches_every_caller():
     def broken(plan):
         raise OSError("the device is gone")
 
-    own.engine._runner.launch = broken
+    own.engine.runner.launch = broken
     threads = [threading.Thread(target=call) for _ in range(3)]
     for thread in threads:
         thread.start()

@@ -20,7 +20,7 @@ def nothing_leaks(llm):
     llm.step()  # takes the final outputs of requests that were aborted
     assert not llm.has_work
     assert llm.engine.scheduler.manager.num_used == 0
-    assert not llm.loop.processor._states
+    assert not llm.loop.processor.has_requests
     check_scheduler(llm.engine.scheduler)
 
 

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engines import run_to_end
 from event_stories import EMPTY_STATES, STATES, write_story
 from scripted_runner import scripted_engine
 
 from mie import EngineConfig, SamplingParams
 from mie.engine.engine import Engine
+from mie.engine.watch.metrics import snapshot_of
 from mie.engine.watch.snapshot import scheduler_snapshot
 from mie.events import read_log
 from mie.events.replay import State
@@ -35,18 +37,16 @@ def engine_of(num_states: int = 99, num_blocks: int = 999, **settings: Any) -> E
 
 def answer(engine: Engine, *prompts: list[int], params: SamplingParams = PARAMS) -> list[list[int]]:
     """Return each prompt and its answer, all served at once."""
-    names = {engine.add_request(prompt, params): list(prompt) for prompt in prompts}
-    while engine.has_work:
-        for output in engine.step().outputs:
-            names[output.request_id] += output.token_ids
-    return list(names.values())
+    requests = [engine.add_request(prompt, params) for prompt in prompts]
+    run_to_end(engine)
+    return [request.sequences[0].token_ids for request in requests]
 
 
 def computed_by(engine: Engine, *prompts: list[int]) -> int:
     """Return how many tokens serving the prompts computes, the answers' included."""
-    before = engine._runner.num_computed
+    before = engine.runner.num_computed
     answer(engine, *prompts)
-    return engine._runner.num_computed - before
+    return engine.runner.num_computed - before
 
 
 def kept(engine: Engine) -> set[tuple[str | None, tuple[int, ...]]]:
@@ -73,9 +73,9 @@ def test_a_conversation_of_20_turns_computes_each_token_once():
     for turn in range(20):
         prompts.append([*history, *words(turn)])
         num_stored = max(0, len(history) - 1)  # the last token of an answer is never stored
-        before = engine._runner.num_computed
+        before = engine.runner.num_computed
         [history] = answer(engine, prompts[-1])
-        num_computed = engine._runner.num_computed - before
+        num_computed = engine.runner.num_computed - before
         assert num_computed == len(history) - 1 - num_stored // B * B
         answer(engine, words(50 + turn, 71), words(80 + turn))
     num_blocks = engine.scheduler.manager.num_cached
@@ -242,11 +242,11 @@ def test_the_metrics_count_slots_and_snapshots() -> None:
     engine.add_request(words(3), PARAMS)
     engine.step()
     slots = {}
-    for metric in engine.get_metrics("model"):
+    for metric in snapshot_of(engine).read("model"):
         if metric.name == "mie:state_slots":
             slots[metric.labels["state"]] = metric.value
     assert slots == {"running": 1, "snapshot": 3, "free": 0}
-    taken = [m.value for m in engine.get_metrics("m") if m.name == "mie:snapshots_taken"]
+    taken = [m.value for m in snapshot_of(engine).read("m") if m.name == "mie:snapshots_taken"]
     assert taken == [engine.scheduler.manager.stats.num_snapshots]
 
 
@@ -291,7 +291,7 @@ def test_a_preempted_sequence_goes_on_from_its_latest_snapshot() -> None:
     while engine.has_work:
         engine.step()
     # Each of two choices computes the tokens behind a full block again, three times.
-    num_again = engine._runner.num_computed - (len(prompt) + 2 * 39)
+    num_again = engine.runner.num_computed - (len(prompt) + 2 * 39)
     assert 0 < num_again <= 2 * 3 * (B - 1)
     assert len(kept(engine)) == 3, "no preemption leaves a snapshot behind"
 
@@ -303,12 +303,12 @@ def test_a_choice_that_ends_leaves_the_snapshot_that_its_fork_had(num_steps: int
     engine = engine_of(max_num_seqs=4)
     prompt = words(1, 2, 3, 4)  # 28 tokens
     params = SamplingParams(n=2, max_tokens=20, ignore_eos=True)
-    name = engine.add_request(prompt, params)
+    request = engine.add_request(prompt, params)
     for _ in range(num_steps):
         engine.step()
-    sequences = engine.request(name).sequences
+    sequences = request.sequences
     assert all(0 < seq.num_generated < B for seq in sequences)
-    engine.finish(name, ends, "stop", None)
+    engine.finish(request.request_id, ends, "stop", None)
     said = list(sequences[ends].token_ids)
     while engine.has_work:
         engine.step()

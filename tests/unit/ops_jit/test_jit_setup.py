@@ -162,7 +162,7 @@ def test_weights_of_another_dtype_are_refused_alike(backend: str, weight_dtype: 
 
 def logits_of(engine: Engine, prompt: list[int]) -> bytes:
     """Return the bytes of the logits of every step."""
-    backend: Any = engine._runner.backend  # type: ignore[attr-defined]
+    backend: Any = engine.runner.backend  # type: ignore[attr-defined]
     seen, run_step = [], backend.run_step
 
     def observed(forward: Any, batch: StepBatch) -> Any:
@@ -196,7 +196,7 @@ def test_a_step_takes_at_most_what_was_planned(name: str, tmp_path: Path):
         model = TinyModel(tmp_path / name, SHAPES[name])
     config = EngineConfig(num_blocks=64, num_threads=1, max_num_batched_tokens=256)
     engine = load_engine(model.directory, LoadSettings(engine=config, backend="jit"))
-    backend: Any = engine._runner.backend  # type: ignore[attr-defined]
+    backend: Any = engine.runner.backend  # type: ignore[attr-defined]
     engine.add_request([1] * 200, SamplingParams(temperature=0, max_tokens=2))
     engine.step()
     [_, (program, _)] = backend.recorder.recorded
@@ -229,7 +229,7 @@ def test_the_first_step_compiles_nothing(tiny: Any, name: str, dtype: str, kv_ca
     engine = load_engine(
         tiny[name].directory, LoadSettings(engine=config, backend="jit", dtype=dtype)
     )
-    backend: Any = engine._runner.backend  # type: ignore[attr-defined]
+    backend: Any = engine.runner.backend  # type: ignore[attr-defined]
     present = set(backend.recorder.kernels._addresses)
     logits_of(engine, [1, 2, 3])
     backend.recorder.enforce_eager = True

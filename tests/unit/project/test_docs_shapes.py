@@ -8,6 +8,7 @@ import numpy as np
 from mie import EngineConfig, SamplingParams
 from mie.engine.engine import Engine
 from mie.engine.runner import ModelRunner
+from mie.engine.watch.metrics import EngineMetrics
 from mie.events import EventLog
 from mie.load.backends import load_backend
 from mie.load.engine import new_scheduler
@@ -61,7 +62,8 @@ def make_engine(recorder: Recorder) -> Engine:
         max_blocks_per_seq=NUM_BLOCKS,
     )
     scheduler = new_scheduler(config, NUM_BLOCKS, max_model_len=32, log=log)
-    return Engine(config, scheduler, runner, log, vocab_size=VOCAB, eos_token_ids=())
+    metrics = EngineMetrics(scheduler.max_model_len)
+    return Engine(config, scheduler, runner, log, metrics, vocab_size=VOCAB, eos_token_ids=())
 
 
 def hand_out_in_order(manager: KVCacheManager, order: list[int]) -> None:
@@ -91,7 +93,7 @@ def test_the_example_is_a_step_of_the_engine():
     output = engine.step()
 
     batch, table = recorder.batches[-1], documented()
-    assert {new.request_id for new in output.outputs} == {"C", "B"}
+    assert set(output.request_ids) == {"C", "B"}
     for name in ("token_ids", "positions", "slot_mapping", "cu_seqlens_q", "seq_lens"):
         assert [getattr(batch, name).tolist()] == table[name], name
     assert [batch.logits_rows.tolist()] == table["logits_rows"]

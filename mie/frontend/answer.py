@@ -1,4 +1,4 @@
-"""Keep a request and its answer, and how much of the answer its caller has taken.
+"""Keep the answer to a request, and how much of the answer its caller has taken.
 
 The tokens, log-probabilities and endings belong to the request's sequences. The text and all else
 is derived from them, so that anything an exception leaves half-done is derived again.
@@ -9,84 +9,23 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import weakref
-from collections import deque
-from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from mie.base.threads import is_of_the_request
 from mie.config.params.sampling import RequestOutputKind
 from mie.errors import RequestError
+from mie.frontend.collector import Collector, CollectorRef
 from mie.frontend.outputs import CompletionOutput, Logprob, LogprobRow, RequestOutput
+from mie.frontend.prepare import PreparedRequest
 from mie.sched.result import TokenLogprobs
 from mie.sched.sequence import FinishReason, Request, Sequence
 from mie.text.stream import TextStream
 from mie.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
-
     from mie.frontend.conversation import AnswerState
-    from mie.text.tools.formats import AnswerFormat
 
 logger = logging.getLogger(__name__)
-
-
-class Collector:
-    """The requests of one caller, where the thread that turns the loop files outputs.
-
-    A request lives as long as its collector. When the caller drops the collector, the request is
-    aborted.
-    """
-
-    event_loop: AbstractEventLoop | None = None
-    """The event loop of a task that waits for outputs, to which `arrive` belongs."""
-
-    def __init__(self, note_gone: Callable[[set[str]], object] = lambda request_ids: None) -> None:
-        """``note_gone`` gets the ids of unfinished requests when the caller is gone."""
-        self.request_ids: set[str] = set()
-        """The ids of its unfinished requests. The engine's thread writes."""
-        self.process_id = os.getpid()
-        self._note_gone = note_gone
-        self.ref: CollectorRef = weakref.ref(self)
-        """The reference that requests hold. Nothing in the engine holds the collector itself."""
-        hash(self.ref)  # it cannot be hashed for the first time once the collector is gone
-        self._news: deque[PreparedRequest] = deque()
-        self._lock = threading.Lock()  # Several threads may call `LLM.step`.
-
-    def close(self) -> None:
-        """Let the requests end before the next step. It never waits."""
-        if self.request_ids and self.process_id == os.getpid():
-            self._note_gone(self.request_ids)
-
-    __del__ = close
-
-    def arrive(self) -> None:
-        """Hear that outputs have arrived. It is called in the thread of ``event_loop``."""
-
-    @property
-    def has_news(self) -> bool:
-        """Whether `take` returns anything."""
-        return bool(self._news)
-
-    def take(self) -> list[RequestOutput]:
-        """Return one output for each request with news, merged since the last call."""
-        outputs = []
-        with self._lock:
-            while self._news:
-                output = self._news[0].take()
-                self._news.popleft()
-                if output is not None:
-                    outputs.append(output)
-        return outputs
-
-    def file(self, state: PreparedRequest) -> None:
-        """Note that a request has news."""
-        self._news.append(state)
-
-
-CollectorRef: TypeAlias = "weakref.ref[Collector]"
 
 
 class _Choice:
@@ -126,35 +65,32 @@ class _Choice:
             self.text, self.num_characters_taken = self.answer.add(text, num_taken, is_last=is_last)
 
 
-@dataclass(eq=False, repr=False)
-class PreparedRequest(Request):
-    """A request as its caller knows it: checked and tokenized, and then the state of its answer."""
+class Answer:
+    """The answer to a request, which the engine's thread derives and the caller's thread takes."""
 
-    _: KW_ONLY
-    prompt: str | None
-    """The text of the prompt, if it has one."""
-    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    answer: AnswerFormat | None = None
-    has_rows: bool = True
-    """Whether outputs have rows of log-probabilities.
-
-    Otherwise the caller reads `prompt_logprobs` and `Sequence.logprobs`: they take less memory.
-    """
-
-    def begin(self, tokenizer: Tokenizer | None, collector: CollectorRef) -> None:
-        """Start the answer, after `enter`."""
+    def __init__(
+        self,
+        request: Request,
+        prepared: PreparedRequest,
+        tokenizer: Tokenizer | None,
+        collector: CollectorRef,
+    ) -> None:
+        """Begin the answer to ``request``, into which the engine turned ``prepared``."""
+        self.request = request
+        self.request_id = request.request_id
         self.collector = collector
         self.is_answered = False
         """Whether all text of the answer is there. A stop string ends it before its sequences."""
-        self._tokenizer = tokenizer if self.params.detokenize else None
+        self._prepared = prepared
+        self._tokenizer = tokenizer if request.params.detokenize else None
         self._lock = threading.Lock()  # the engine's thread adds, the caller's takes
         self._is_filed = False  # it is in its collector's news
         self._is_over = False  # the final output was handed out
         self._fault: Exception | None = None  # raised by `take`, for `advance` to raise again
         self._prompt_rows: list[LogprobRow | None] = [None]
         self._num_prompt_taken = 0
-        key = "" if self.answer is None else os.urandom(16).hex()
-        self._choices = [_Choice(each, self._new_answer(each, key)) for each in self.sequences]
+        key = "" if prepared.form is None else os.urandom(16).hex()
+        self._choices = [_Choice(each, self._new_answer(each, key)) for each in request.sequences]
         stream = self._new_stream()
         for number, choice in enumerate(self._choices):
             choice.begin(stream and stream.fork() if number else stream)
@@ -176,7 +112,7 @@ class PreparedRequest(Request):
 
     def _count_calls(self) -> None:
         answers = [choice.answer for choice in self._choices if choice.answer is not None]
-        metrics = self.metrics
+        metrics = self.request.metrics
         metrics.num_reasoning_tokens = sum(answer.num_reasoning_tokens for answer in answers)
         metrics.num_tool_calls = sum(len(answer.parser.calls) for answer in answers)
         metrics.num_unparsed_calls = sum(answer.parser.num_unparsed for answer in answers)
@@ -187,7 +123,7 @@ class PreparedRequest(Request):
             return False
         with self._lock:
             is_new = self.is_answered and not self._is_over
-            if self.output_kind is not RequestOutputKind.FINAL_ONLY:
+            if self._prepared.output_kind is not RequestOutputKind.FINAL_ONLY:
                 is_new |= any(each.num_tokens > each.num_taken for each in self._choices)
             if not is_new:
                 return False
@@ -209,7 +145,7 @@ class PreparedRequest(Request):
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        self.error = self.error or error
+        self.request.error = self.request.error or error
         self._tokenizer = self._fault = None
         for choice in self._choices:
             choice.stream = choice.answer = None
@@ -255,17 +191,17 @@ class PreparedRequest(Request):
         return output
 
     def _output(self) -> RequestOutput:
-        error = self.error
-        self.metrics.num_generation_tokens = sum(each.num_tokens for each in self._choices)
+        error = self.request.error
+        self.request.metrics.num_generation_tokens = sum(each.num_tokens for each in self._choices)
         return RequestOutput(
             request_id=self.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=self.token_ids,
+            prompt=self._prepared.prompt,
+            prompt_token_ids=self.request.token_ids,
             prompt_logprobs=self._take_prompt_logprobs(),
             outputs=[self._completion(each) for each in self._choices if self._is_due(each)],
             finished=self.is_answered,
-            num_cached_tokens=self.metrics.num_cached_tokens,
-            metrics=self.metrics,
+            num_cached_tokens=self.request.metrics.num_cached_tokens,
+            metrics=self.request.metrics,
             error=None if error is None else f"{type(error).__name__}: {error}",
             is_invalid=isinstance(error, RequestError),
         )
@@ -277,13 +213,13 @@ class PreparedRequest(Request):
 
     @property
     def _is_delta(self) -> bool:
-        return self.output_kind is RequestOutputKind.DELTA
+        return self._prepared.output_kind is RequestOutputKind.DELTA
 
     def _completion(self, choice: _Choice) -> CompletionOutput:
         is_delta = self._is_delta
-        has_logprobs = self.params.logprobs is not None and self.has_rows
+        has_logprobs = self.request.params.logprobs is not None and self._prepared.has_rows
         start = choice.num_taken if is_delta else 0
-        num_prompt = len(self.token_ids)
+        num_prompt = len(self.request.token_ids)
         new_text, answer = choice.text[choice.num_characters_taken :], choice.answer
         return CompletionOutput(
             index=choice.sequence.index,
@@ -301,10 +237,10 @@ class PreparedRequest(Request):
         )
 
     def _take_prompt_logprobs(self) -> list[LogprobRow | None] | None:
-        if self.params.prompt_logprobs is None or not self.has_rows:
+        if self.request.params.prompt_logprobs is None or not self._prepared.has_rows:
             return None
         rows = self._prompt_rows
-        rows.extend(map(self._logprob_row, self.prompt_logprobs[len(rows) - 1 :]))
+        rows.extend(map(self._logprob_row, self.request.prompt_logprobs[len(rows) - 1 :]))
         start = self._num_prompt_taken if self._is_delta else 0
         self._num_prompt_taken = len(rows)
         return rows[start:]
@@ -317,7 +253,7 @@ class PreparedRequest(Request):
         if choice.finish_reason is not None:
             return
         reason = sequence.finish_reason
-        num_prompt = len(self.token_ids)
+        num_prompt = len(self.request.token_ids)
         first = num_prompt + choice.num_tokens
         new = sequence.token_ids[first : num_prompt + sequence.num_final]
         if not new and reason is None:
@@ -337,8 +273,8 @@ class PreparedRequest(Request):
 
         ``reason`` is the reason if the sequence ends with this token.
         """
-        params = self.params
-        if params.logprobs is not None and self.has_rows:
+        params = self.request.params
+        if params.logprobs is not None and self._prepared.has_rows:
             row: TokenLogprobs = choice.sequence.logprobs[choice.num_tokens]
             choice.logprobs.append(self._logprob_row(row))
             choice.cumulative_logprob += row.logprobs[0]
@@ -356,24 +292,24 @@ class PreparedRequest(Request):
         """Flush the stream of a sequence that has ended. The rest may complete a stop string."""
         text, stop = "", None
         if choice.stream is not None:
-            text, stop = choice.stream.finish(choice.num_tokens > self.params.min_tokens)
+            text, stop = choice.stream.finish(choice.num_tokens > self.request.params.min_tokens)
         choice.write(text, stop, reason)
 
     def _new_answer(self, sequence: Sequence, key: str) -> AnswerState | None:
-        if self.answer is None:
+        if self._prepared.form is None:
             return None
         # It needs mie.text.tools, which few requests use.
         from mie.frontend.conversation import AnswerState
 
-        return AnswerState(self.answer, f"{key}/{sequence.index}")
+        return AnswerState(self._prepared.form, f"{key}/{sequence.index}")
 
     def _new_stream(self) -> TextStream | None:
         if self._tokenizer is None:
             return None
-        params, form = self.params, self.answer
+        params, form = self.request.params, self._prepared.form
         return TextStream(
             self._tokenizer,
-            self.token_ids,
+            self.request.token_ids,
             stop=params.stop_strings,
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
