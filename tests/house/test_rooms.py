@@ -45,7 +45,6 @@ LAZY, LAZY_ROOMS, IMPORTERS, NOT_FOR_A_PROMPT = (
 NO_CLOCK = {"sched": {"time", "datetime", "random"}, "memory": {"time", "datetime", "random"}}
 """Standard modules that would make a room's results depend on more than its input."""
 
-MAX_LINES = 440
 MUTABLE = {"dict", "list", "set", "bytearray", "defaultdict", "Counter", "deque", "OrderedDict"}
 MUTATORS = {"add", "append", "clear", "extend", "insert", "pop", "remove", "setdefault", "update"}
 CACHES = {"cache", "lru_cache"}
@@ -204,14 +203,7 @@ def _constants_changed(function: ast.AST, module: str) -> Iterator[str]:
             yield f"{module}:{node.lineno} changes {owner.id}"
 
 
-def long_files(root: Path) -> Iterator[str]:
-    for module, path, _ in sources(root):
-        count = len(path.read_text().splitlines())
-        if count > MAX_LINES:
-            yield f"{module} has {count} lines; at most {MAX_LINES} (split it)"
-
-
-RULES = [arrows, mutable_state, long_files]
+RULES = [arrows, mutable_state]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -337,14 +329,6 @@ def test_mutable_state_is_noticed(house: Path, line: str):
 def test_constants_and_local_variables_pass(house: Path, line: str):
     (house / "errors.py").write_text(line + "\n")
     assert list(mutable_state(house)) == []
-
-
-def test_a_long_file_is_noticed(house: Path):
-    (house / "errors.py").write_text("x = 1\n" * MAX_LINES)
-    assert list(long_files(house)) == []
-    (house / "errors.py").write_text("x = 1\n" * (MAX_LINES + 1))
-    message = f"errors has {MAX_LINES + 1} lines; at most {MAX_LINES} (split it)"
-    assert list(long_files(house)) == [message]
 
 
 # Effects of imports, observed from outside.
