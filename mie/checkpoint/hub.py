@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -188,6 +189,15 @@ def cache_folder() -> Path:
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE).expanduser()
+
+
+def cache_facts() -> dict[str, Any]:
+    """Return the cache's "folder", its "free" bytes, and whether it "is_writable"."""
+    folder = cache_folder().absolute()
+    existing = next(each for each in (folder, *folder.parents) if each.exists())
+    is_writable = existing.is_dir() and os.access(existing, os.W_OK)
+    free = shutil.disk_usage(existing).free
+    return {"folder": str(folder), "free": free, "is_writable": is_writable}
 
 
 def cached_models(cache_dir: Path | None = None) -> list[HubModel]:

@@ -50,7 +50,7 @@ def test_this_machine_is_examined() -> None:
 def test_the_emulated_kernels_do_not_work_without_a_compiler() -> None:
     process = doctor("--backend", "cupy-emulated", CXX="no-such-compiler")
     assert process.returncode == 1
-    assert "no-such-compiler is not installed; backend cupy-emulated needs one" in process.stdout
+    assert "no-such-compiler is not installed" in process.stdout
     assert "backend  cupy-emulated  does not work: the kernel emulator" in process.stdout
 
 

@@ -12,7 +12,7 @@ from test_graphs import WIDE
 from test_recording import all_tokens, reading_backend
 
 from mie import LLM
-from mie.cli.doctor import compile_for_gpu
+from mie.cli.compiling import compile_for_gpu
 from mie.config.engine import EngineConfig
 from mie.config.params.sampling import SamplingParams
 from mie.lab.sim.devices import find_shape
@@ -111,14 +111,14 @@ def test_the_plan_counts_the_graphs(
 def test_doctor_compiles_the_kernels_of_a_model(
     fake_cupy: FakeCupy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("mie.cli.doctor.open_cache", cubins.open_cache)
     weights = tiny_models.random_weights(WIDE)
     model = tiny_models.write_model(tmp_path, WIDE | {"max_position_embeddings": 64}, weights)
     monkeypatch.setattr(LLM, "__init__", lambda self, model, backend: load_small(model, backend))
-    [first, second] = [compile_for_gpu(str(model)) for _ in range(2)]
-    assert first.num_compiled == second.num_present == len(fake_cupy.nvrtc.compiled)
-    assert (first.num_present, second.num_compiled) == (0, 0)
-    assert first.is_kept
+    folder = cubins.open_cache("cubins")
+    [first, second] = [compile_for_gpu(str(model), folder) for _ in range(2)]
+    num_kernels = len(fake_cupy.nvrtc.compiled)
+    assert first == (num_kernels, 0, True)
+    assert second == (0, num_kernels, True)
 
 
 def load_small(model: str, backend: str) -> None:

@@ -23,7 +23,6 @@ from typing import Any
 
 import hostile_requests
 
-import mie.cli.doctor
 import mie.cli.inspect
 import mie.cli.sim
 import mie.cli.trace
@@ -35,7 +34,7 @@ from mie.checkpoint.tensors import expected_tensors, num_parameters
 from mie.checkpoint.weights import Checkpoint
 from mie.errors import MieError
 from mie.ops_jit.environment import CannotRun
-from mie.ops_jit.kernel_cache import WEIGHT_DTYPES
+from mie.ops_jit.kernel_cache import WEIGHT_DTYPES, Kernels, kernel_names
 from mie.text.chat import ChatTemplate
 from mie.text.tokenizer import Tokenizer
 
@@ -128,9 +127,8 @@ ACTIONS = {each.__name__: each for each in FUNCTIONS}
 def compile_kernels() -> None:
     """Compile the kernels that models of the cases need, which takes seconds of a child's time."""
     with contextlib.suppress(CannotRun):
-        mie.cli.doctor.compile_kernels(
-            lambda number: contextlib.nullcontext(lambda count: None), None, WEIGHT_DTYPES
-        )
+        progress = lambda number: contextlib.nullcontext(lambda count: None)  # noqa: E731
+        Kernels().prepare(kernel_names(WEIGHT_DTYPES, WEIGHT_DTYPES), progress)
 
 
 def main() -> None:

@@ -1,22 +1,20 @@
-"""Test ``mie doctor`` on imitated machines: a Jetson, a server, a container, a bare laptop."""
+"""Test ``mie doctor`` with the facts of imitated machines, and its processes on this machine."""
 
 import argparse
 import json
+import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 
-from mie.base.commands import CommandError, NoAnswerError
-from mie.cli.diagnosis.machine import Check, Machine, find_facts
-from mie.cli.doctor import BACKENDS, add_parser, examine, render, run
+from mie.cli import doctor
+from mie.cli.doctor import BACKENDS, PATIENCE, TOPICS, Check, add_parser, ask, find_facts, run
 from mie.load import backends
 
 if sys.version_info >= (3, 11):
@@ -25,188 +23,102 @@ else:
     import tomli as tomllib
 
 GIB = 1 << 30
-ORIN = {"name": "Orin", "capability": "8.7", "memory": 8 * GIB, "integrated": True}
-HOPPER = {"name": "NVIDIA H200", "capability": "9.0", "memory": 140 * GIB, "integrated": False}
+GPUS = {
+    "orin": {"name": "Orin", "capability": "8.7", "memory": 8 * GIB, "integrated": True},
+    "hopper": {"name": "H200", "capability": "9.0", "memory": 140 * GIB, "integrated": False},
+    "t4": {"name": "Tesla T4", "capability": "7.5", "memory": 16 * GIB, "integrated": False},
+}
 MEMORY = "MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\n"
-KERNEL_MODULE = (
-    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build\n"
-)
-NO_CUPY = {"packages": {}, "found": False}
-NUMPY = {"version": "2.4.6", "blas": "scipy-openblas", "blas_version": "0.3.31"}
-
-JIT = {
-    "numba": "0.68.1",
-    "llvmlite": "0.50.0",
-    "cpu": "znver4",
-    "vector_bits": 512,
-    "num_threads": 8,
-    "cache": "/home/mia/.cache/mie/jit",
+MODULE = "/proc/driver/nvidia/version"
+HEALTHY: dict[str, dict[str, Any]] = {
+    "package": {},
+    "numpy": {"version": "2.4.6", "blas": "scipy-openblas", "blas_version": "0.3.31"},
+    "jit": {
+        "numba": "0.68.1",
+        "llvmlite": "0.50.0",
+        "cpu": "znver4",
+        "vector_bits": 512,
+        "num_threads": 8,
+        "cache": "/home/mia/.cache/mie/jit",
+    },
+    "models": {"folder": "/models", "free": 10 * GIB, "is_writable": True},
+    "driver": {"found": False},
+    "cupy": {"packages": {}, "found": False},
 }
-
-PRODUCTS = {"kernels": "SkylakeX", "is_controlled": True, "num_threads": 8}
-
-
-RELEASE = "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64\n# KERNEL"
-MODEL = "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super\0"
-POWER_MODES = "".join(
-    f"< POWER_MODEL ID={number} NAME={name} >\nCPU_ONLINE CORE_0 1\n"
-    for number, name in enumerate(("15W", "25W", "MAXN_SUPER", "7W"))
-)
-
-
-JETSON = {
-    "/etc/nv_tegra_release": RELEASE,
-    "/proc/device-tree/model": MODEL,
-    "/etc/nvpmodel.conf": POWER_MODES,
+CUPY = {
+    "packages": {"cupy-cuda12x": "14.2.0"},
+    "version": "14.2.0",
+    "cuda": "12.9",
+    "nvrtc": "12.9",
+    "cublas": "12.9.1",
 }
+"""The facts of a CuPy that works."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FakeMachine(Machine):
-    """A machine with its files under ``root``. Its commands and libraries give prepared answers."""
-
-    environment: Mapping[str, str] = field(default_factory=dict)
-    system: str = "Linux"
-    architecture: str = "x86_64"
-    python: str = "3.12.1"
-    num_cpus: int = 8
-    num_usable_cpus: int = 8
-    commands: Mapping[str, str] = field(default_factory=lambda: {"g++ --version": "g++ 12.2\nx"})
-    facts: Mapping[str, dict[str, Any] | CommandError] = field(default_factory=dict)
-
-    def run(self, command: Sequence[str], timeout: float = 10.0) -> str:
-        if command[0] == sys.executable:
-            return json.dumps(self.facts_about(" ".join(command[6:]), timeout))
-        if " ".join(command) not in self.commands:
-            raise CommandError("is not installed")
-        return self.commands[" ".join(command)]
-
-    def facts_about(self, topic: str, timeout: float) -> dict[str, Any]:
-        usual: dict[str, dict[str, Any]] = {
-            "numpy": NUMPY,
-            "products": PRODUCTS,
-            "jit": JIT,
-            "driver": {"found": False, "error": "libcuda.so.1: cannot open"},
-            "cupy": NO_CUPY,
-            "package": {},
-            "backend numpy": {},
-            "backend jit": {},
-            "backend cupy-emulated": {},
-            "backend cupy": {"error": "needs CuPy"},
-        }
-        facts = self.facts.get(topic, usual[topic])
-        if isinstance(facts, NoAnswerError) and timeout > 10:
-            return {}
-        if isinstance(facts, CommandError):
-            raise facts
-        return facts
+def check_all(facts: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Check]:
+    """Return the checks of a machine with these facts and files, by their names."""
+    read = {"/proc/meminfo": MEMORY, **files}.get
+    return {each.name: each for each in doctor.check_all({**HEALTHY, **facts}, read)}
 
 
-def write(root: Path, files: Mapping[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name.lstrip("/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return write(tmp_path, {"/proc/meminfo": MEMORY})
-
-
-def cupy(**changes: Any) -> dict[str, Any]:
-    """Return the facts of a CuPy that works on one H200."""
-    usual = {
-        "packages": {"cupy-cuda12x": "14.2.0"},
-        "version": "14.2.0",
-        "cuda": "12.9",
-        "nvrtc": "12.9",
-        "cublas": "12.9.1",
-        "free": [130 * GIB],
-    }
-    return {name: value for name, value in {**usual, **changes}.items() if value is not None}
-
-
-def driver(*cuda: int, gpus: Sequence[dict[str, Any]] = (HOPPER,), **more: Any) -> dict[str, Any]:
-    return {"cuda": ".".join(map(str, cuda)), "gpus": list(gpus), **more}
-
-
-def checks_of(machine: Machine) -> dict[str, Check]:
-    return {check.name: check for check in run_checks(machine)}
-
-
-def run_checks(machine: Machine) -> list[Check]:
-    checks, _ = examine(machine, [], no_bar)
-    return checks
-
-
-@contextmanager
-def no_bar(number: int) -> Iterator[Callable[[int], None]]:
-    yield lambda num_new: None
-
-
-def on(root: Path, **facts: Any) -> dict[str, Check]:
-    """Return the checks of a machine whose libraries report ``facts``."""
-    return checks_of(FakeMachine(root=root, facts=facts))
-
-
-def test_a_healthy_machine_has_no_problems(root: Path) -> None:
-    checks = {check.name: check for check in run_checks(FakeMachine(root=root))[:9]}
-    assert {check.status for check in checks.values()} == {"ok"}
-    assert {name: check.value for name, check in checks.items()} == {
-        "Python": "3.12.1, Linux x86_64",
+def test_a_healthy_machine_has_no_problems(monkeypatch) -> None:
+    monkeypatch.setattr(platform, "python_version", lambda: "3.12.1")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(doctor, "available_cpus", lambda read: 8)
+    monkeypatch.setattr(doctor, "find_spec", {"numba": 1, "starlette": 1}.get)
+    monkeypatch.setattr(doctor, "available_bytes", lambda read: 8 * GIB)
+    monkeypatch.setattr(doctor, "__version__", "1.2.3")
+    checks = check_all({}, {})
+    assert {name: check.value for name, check in checks.items() if check.status == "ok"} == {
+        "Python": "3.12.1, Linux aarch64, 8 CPUs",
+        "packages": "mie 1.2.3 with the extras jit, serve, without structured, chat",
         "NumPy": "2.4.6, BLAS scipy-openblas 0.3.31",
-        "BLAS settings": "none that cost speed",
-        "products": "SkylakeX kernels of the BLAS; 8 threads in large steps",
-        "batch invariance": "--batch-invariant on numpy gives the bits of SkylakeX kernels of BLAS "
-        "0.3.31, in any process",
         "backend jit": "Numba 0.68.1, llvmlite 0.50.0; znver4, vectors of 512 bits; 8 threads; "
         "kernels are kept in /home/mia/.cache/mie/jit",
-        "CPUs": "8",
         "memory": "8.0 GiB available of 16.0 GiB",
-        "C++ compiler": "g++ 12.2",
+        "model folder": "/models, 10.0 GiB free",
+    }
+    notes = {name: check.value for name, check in checks.items() if check.status == "note"}
+    assert notes == {
+        "driver": "none; backend cupy needs an NVIDIA GPU and its driver",
+        "CuPy": "not installed; backend cupy needs it",
     }
 
 
-# One check at a time, on machines of every kind.
+@pytest.mark.parametrize(("name", "value"), [("machine", "riscv64"), ("system", "Darwin")])
+def test_another_kind_of_machine_is_noted(monkeypatch, name: str, value: str) -> None:
+    monkeypatch.setattr(platform, name, lambda: value)
+    python = check_all({}, {})["Python"]
+    assert python.status == "note"
+    assert f"{value}" in python.value
+    assert "mie is made for Linux on x86-64 and aarch64" in python.value
+
 
 CASES = tomllib.loads(Path(__file__).with_name("doctor_cases.toml").read_text())["case"]
-T4 = {**HOPPER, "name": "Tesla T4", "capability": "7.5"}
-GPUS = {"orin": ORIN, "hopper": HOPPER, "t4": T4}
-JETSON_FACTS = {"driver": {"cuda": "12.6", "gpus": ["orin"]}, "cupy": {"free": [GIB]}}
-USUAL = {"numpy": NUMPY, "products": PRODUCTS, "jit": JIT, "driver": {}}
 
 
-def facts_of(topic: str, changes: dict[str, Any]) -> dict[str, Any] | CommandError:
+def facts_of(topic: str, changes: dict[str, Any]) -> dict[str, Any]:
     """Return what a library reports: the facts of a healthy one with a case's changes."""
-    if "crash" in changes:
-        return CommandError(changes["crash"])
-    if "found" in changes:
+    if topic == "driver":
+        gpus = {"gpus": [GPUS[name] for name in changes["gpus"]]} if "gpus" in changes else {}
+        return {**changes, **gpus}
+    if "error" in changes and topic != "cupy":
         return changes
-    given = {name: None if value == "" else value for name, value in changes.items()}
+    usual = CUPY if topic == "cupy" else HEALTHY[topic]
+    facts = {**usual, **changes}
     if topic == "cupy":
-        return cupy(**given)
-    gpus = {"gpus": [GPUS[name] for name in given["gpus"]]} if "gpus" in given else {}
-    return {**USUAL[topic], **given, **gpus}
+        return {name: value for name, value in facts.items() if value != ""}
+    return {name: None if value == "" else value for name, value in facts.items()}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['check']}: {case['value'][:40]}")
-def test_a_check(root: Path, case: dict[str, Any]) -> None:
-    settings = {name: case[name] for name in case.keys() & FakeMachine.__dataclass_fields__.keys()}
-    facts = case.get("facts", {})
-    if case.get("on") == "jetson":
-        write(root, JETSON)
-        facts = {**JETSON_FACTS, **facts}
-        commands = {"nvpmodel -q": "NV Power Mode: MAXN_SUPER\n2\n"}
-        settings = {"architecture": "aarch64", "commands": commands, **settings}
-    if case.get("has_kernel_module"):
-        write(root, {"/proc/driver/nvidia/version": KERNEL_MODULE})
-    write(root, case.get("files", {}))
-    settings["facts"] = {topic: facts_of(topic, changes) for topic, changes in facts.items()}
-    found = checks_of(FakeMachine(root=root, **settings))[case["check"]]
+def test_a_check(case: dict[str, Any]) -> None:
+    files = {**case.get("files", {}), **({MODULE: "x"} if "has_kernel_module" in case else {})}
+    facts = {topic: facts_of(topic, given) for topic, given in case.get("facts", {}).items()}
+    found = check_all(facts, files)[case["check"]]
     assert (found.status, found.value[: len(case["value"])]) == (case["status"], case["value"])
     assert case.get("remedy", "") in (found.remedy or "")
+    assert found.remedy or found.status != "problem"
 
 
 def test_the_extras_bring_cuda_but_for_a_jetson_which_has_its_own() -> None:
@@ -231,16 +143,28 @@ def command(*arguments: str) -> argparse.Namespace:
     return parser.parse_args(["doctor", *arguments])
 
 
-def test_the_table(root: Path) -> None:
-    facts = {"driver": driver(12, 6)}
-    machine = FakeMachine(root=root, facts=facts)
-    text = render(*examine(machine, BACKENDS, no_bar))
-    lines = text.splitlines()
-    assert "ok       Python         3.12.1, Linux x86_64" in lines
-    at = lines.index("problem  CuPy           not installed")
+@pytest.fixture
+def answers(monkeypatch) -> dict[str, dict[str, Any]]:
+    """The facts that processes report. A test may change them."""
+    works: dict[str, dict[str, Any]] = {f"backend {name}": {} for name in BACKENDS}
+    facts = {**HEALTHY, **works, "backend cupy": {"error": "needs CuPy"}}
+
+    def answer(topic: str, timeout: float = PATIENCE) -> dict[str, Any]:
+        is_late = "is_late" in facts[topic] and timeout < 10  # the slow trial takes ten seconds
+        return facts[topic] if is_late or "is_late" not in facts[topic] else {}
+
+    monkeypatch.setattr(doctor, "ask", answer)
+    return facts
+
+
+def test_the_table(answers, capsys) -> None:
+    answers["driver"] = {"cuda": "12.6", "gpus": [GPUS["hopper"]]}
+    assert run(command()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("ok       Python         ")
+    at = lines.index("problem  CuPy           not installed; backend cupy needs it")
     assert lines[at + 1] == "                        remedy: pip install 'cupy-cuda12x[ctk]'"
-    assert lines[-5:] == [
-        "",
+    assert lines[-4:] == [
         "backend  numpy          works",
         "backend  jit            works",
         "backend  cupy-emulated  works",
@@ -256,58 +180,56 @@ def test_the_table(root: Path) -> None:
         (("--backend", "cupy"), 1, ("cupy",)),
     ],
 )
-def test_the_exit_code_is_that_of_the_requested_backend(root, capsys, arguments, code, tried):
-    assert run(command("--json", *arguments), FakeMachine(root=root)) == code
+def test_the_exit_code_is_that_of_the_requested_backend(answers, capsys, arguments, code, tried):
+    assert run(command("--json", *arguments)) == code
     printed = json.loads(capsys.readouterr().out)
     assert tuple(each["name"] for each in printed["backends"]) == tried
-    assert printed["checks"][0] == {
-        "name": "Python",
+    assert printed["checks"][2] == {
+        "name": "NumPy",
         "status": "ok",
-        "value": "3.12.1, Linux x86_64",
+        "value": "2.4.6, BLAS scipy-openblas 0.3.31",
         "remedy": None,
     }
-    assert run(command(*arguments), FakeMachine(root=root)) == code
-    assert capsys.readouterr().out.startswith("ok       Python")
 
 
 def test_the_doctor_tries_the_backends_of_the_flag() -> None:
     assert set(BACKENDS) == set(backends.BACKENDS)
+    assert command("--backend", BACKENDS[-1]).backend == BACKENDS[-1]
 
 
-def test_a_machine_without_libraries_still_has_a_report(tmp_path: Path) -> None:
-    nothing = CommandError("is not installed")
-    topics = ("numpy", "products", "driver", "cupy", *(f"backend {name}" for name in BACKENDS))
-    machine = FakeMachine(root=tmp_path, commands={}, facts=dict.fromkeys(topics, nothing))
-    checks, trials = examine(machine, BACKENDS, no_bar)
-    assert all("error" in trial for trial in trials.values())
-    assert render(checks, trials)
+def test_a_machine_without_libraries_still_has_a_report(answers, capsys) -> None:
+    for topic in answers:
+        answers[topic] = {"error": "the process that tried it was ended by signal SIGILL"}
+    assert run(command()) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("does not work: the process") == len(BACKENDS)
+    assert printed.count("problem") == 5
 
 
-def test_a_trial_that_compiles_is_waited_for_only_if_it_was_asked_for(root, capsys) -> None:
-    """The fake jit answers after ten seconds."""
-    machine = FakeMachine(root=root, facts={"backend jit": NoAnswerError("gave no answer")})
-    assert run(command(), machine) == 0
+def test_a_trial_that_compiles_is_waited_for_only_on_request(answers, capsys) -> None:
+    answers["backend jit"] = {"error": "gave no answer", "is_late": True}
+    assert run(command()) == 0
     line = capsys.readouterr().out.splitlines()[-3]
     assert line == (
         "backend  jit            unknown: no answer within 3 s (it compiles, or the machine is "
         "busy); mie doctor --backend jit waits for one"
     )
-    run(command("--json"), machine)
+    run(command("--json"))
     assert json.loads(capsys.readouterr().out)["backends"][1]["works"] is None
-    assert run(command("--backend", "jit"), machine) == 0
+    assert run(command("--backend", "jit")) == 0
     assert capsys.readouterr().out.endswith("jit            works\n")
 
 
-def test_no_backend_works_where_the_package_cannot_be_loaded(root: Path, capsys) -> None:
+def test_no_backend_works_where_the_package_cannot_be_loaded(answers, capsys) -> None:
     reason = "ImportError: mie.LLM cannot be loaded: AttributeError: no __code__"
-    machine = FakeMachine(root=root, facts={"package": {"error": reason}})
-    assert run(command("--backend", "numpy"), machine) == 1
+    answers["package"] = {"error": reason}
+    assert run(command("--backend", "numpy")) == 1
     assert f"numpy          does not work: {reason}" in capsys.readouterr().out
 
 
 def test_the_modules_of_all_public_names_are_imported_to_judge_the_package() -> None:
     program = (
-        "import sys, mie; from mie.cli.diagnosis.machine import find_facts; "
+        "import sys, mie; from mie.cli.doctor import find_facts; "
         "assert find_facts('package') == {}; print(sorted({*mie._HOMES.values()} - {*sys.modules}))"
     )
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "[]\n"
@@ -318,14 +240,36 @@ def test_a_module_that_cannot_be_imported_is_a_fact_about_the_package(monkeypatc
     assert "import of mie.frontend.llm halted" in find_facts("package")["error"]
 
 
-# Questions to the libraries.
+# Processes of the doctor.
+
+
+def test_every_topic_has_facts_on_this_machine() -> None:
+    for topic in {*TOPICS} - {"package"}:
+        assert find_facts(topic), topic
+    assert find_facts("models")["free"] > 0
 
 
 def test_a_file_in_the_current_folder_is_not_loaded_as_a_library(monkeypatch, tmp_path) -> None:
-    write(tmp_path, {"numpy.py": "raise SystemExit(5)", "json.py": "raise SystemExit(6)"})
+    (tmp_path / "numpy.py").write_text("raise SystemExit(5)")
+    (tmp_path / "json.py").write_text("raise SystemExit(6)")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])  # "" is this one
-    assert "version" in Machine().ask("numpy")
+    assert "version" in ask("numpy")
+
+
+@pytest.mark.parametrize(
+    ("child", "facts"),
+    [
+        ("print('null')", {"error": "the process that tried it printed something that is no JSON"}),
+        ("import os; os.abort()", {"error": "the process that tried it was ended by signal SIGAB"}),
+        ("import time; time.sleep(60)", {"error": "the process that tried it", "is_late": True}),
+    ],
+)
+def test_a_process_that_fails_is_a_fact(monkeypatch, child: str, facts: dict[str, Any]) -> None:
+    monkeypatch.setattr(doctor, "_CHILD", child)
+    found = ask("numpy", 1.0 if "is_late" in facts else PATIENCE)
+    assert found["error"].startswith(facts["error"])
+    assert found.keys() == facts.keys()
 
 
 class Trial:
@@ -354,4 +298,4 @@ class Trial:
 )
 def test_a_backend_is_judged_by_its_results(monkeypatch, outcome, facts) -> None:
     monkeypatch.setattr(backends, "load_backend", lambda name: Trial(outcome))
-    assert find_facts("backend", "numpy") == facts
+    assert find_facts("backend numpy") == facts

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from emulated import needs_compiler
 
-from mie.cli.diagnosis.machine import Machine
+from mie.cli.doctor import ask
 from mie.ops_gpu.environment import cupy_facts
 
 GIB = 1 << 30
@@ -61,7 +61,7 @@ def test_the_driver_reports_its_gpus_or_its_error(libcuda, code, name, monkeypat
     orin = {"capability": "8.7", "memory": 8 * GIB, "integrated": True}
     gpus = [{"name": f"GPU {device}", **orin} for device in (10, 11)]
     own = {"gpus": gpus} if name is None else {"gpus": [], "error": name}
-    assert Machine().ask("driver") == {"found": True, "cuda": "12.6", **own}
+    assert ask("driver") == {"found": True, "cuda": "12.6", **own}
 
 
 def test_asking_the_driver_imports_no_numpy() -> None:
