@@ -168,10 +168,13 @@ def check_memory(
     tables, host_tables = list(tables), list(host_tables)
     _check_holders(manager, tables)
     _check_host_pool(manager, host_tables)
+    windows = manager.part(Windows)
     assert manager.num_cached <= manager.max_cached, "the cache is over its budget"
+    num_entries = len(windows._unheld) * windows.window.num_groups if windows else 0
+    assert manager.num_cached == len(manager.prefix.unheld) + num_entries
     assert manager._num_entries == sum(len(table.block_ids) for table in tables)
     assert manager.num_slots_empty == _count_empty_slots(tables, manager.block_size)
-    if (windows := manager.part(Windows)) is not None:
+    if windows is not None:
         _check_windows(manager, windows, tables)
     if (states := manager.part(States)) is not None:
         _check_states(manager, states, tables, host_tables)

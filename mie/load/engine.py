@@ -29,11 +29,11 @@ from mie.load.fit import fitting_plan
 from mie.load.opened import OpenedModel, open_model
 from mie.load.settings import LoadSettings
 from mie.load.sizing import MemoryPlan, cache_shape, step_size
+from mie.memory.layers.part import Part
 from mie.memory.layers.states import States
 from mie.memory.layers.window import Window
 from mie.memory.layers.windows import Windows
 from mie.memory.manager import KVCacheManager
-from mie.memory.part import Part
 from mie.model.config import ModelConfig
 from mie.model.decoder import Decoder
 from mie.ops.backend import Array, Backend

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from mie.base.arithmetic import ceil_div
 from mie.base.stats.memory import MemoryStats
 from mie.memory.host import HostBlocks
-from mie.memory.part import Allocation, BlockPart, Part
 from mie.memory.pool import BlockPool
-from mie.memory.prefix import Node, PrefixCache
+from mie.memory.prefix import Allocation, Node, PrefixCache
 from mie.memory.table import BlockTable, Emit, HostTable, Moves, Owner
+
+if TYPE_CHECKING:
+    from mie.memory.layers.part import BlockPart, Part
 
 P = TypeVar("P")
 
@@ -44,7 +46,6 @@ class KVCacheManager:
         self.block_size, self.num_blocks = block_size, num_blocks
         self.num_host_blocks = num_host_blocks
         self.parts = tuple(parts)
-        self._block_parts = [part for part in parts if isinstance(part, BlockPart)]
         self.stats, self.emit = MemoryStats(), emit
         self.shares_full = enable_prefix_caching
         self._shares_partial = enable_prefix_caching and partial_block_sharing and not parts
@@ -63,6 +64,8 @@ class KVCacheManager:
         self._num_entries = self._num_stored = self._num_counted_twice = 0
         self.num_in_parts = 0
         """Number of blocks that parts hold for open tables. A shared one counts for each table."""
+        self.block_parts: list[BlockPart] = []
+        """The parts that take blocks of the pool."""
         for part in self.parts:
             part.reset(self)
 
@@ -85,7 +88,7 @@ class KVCacheManager:
     @property
     def num_used(self) -> int:
         """The number of blocks that are in a table or are being copied from."""
-        return self.num_blocks - self.pool.num_free - self.num_cached
+        return self.num_blocks - self.pool.num_free - self.pool.num_cached
 
     @property
     def num_saved(self) -> int:
@@ -118,12 +121,15 @@ class KVCacheManager:
     def _needed_by_parts(
         self, num_stored: int, num_tokens: int, table: BlockTable | None = None
     ) -> int:
-        return sum([part.num_needed(num_stored, num_tokens, table) for part in self._block_parts])
+        count = 0
+        for part in self.block_parts:
+            count += part.num_needed(num_stored, num_tokens, table)
+        return count
 
     @property
     def blocks_per_fork(self) -> int:
         """The most blocks that a fork takes before it is preempted for want of others."""
-        return 1 + sum([part.num_per_fork for part in self._block_parts])
+        return 1 + sum([part.num_per_fork for part in self.block_parts])
 
     # Opening.
 
@@ -259,7 +265,7 @@ class KVCacheManager:
             self._release(table, shared)
         self._alloc(table, len(table.block_ids), num_new)
         table.num_writable = len(table.block_ids) * self.block_size
-        for part in self._block_parts:
+        for part in self.block_parts:
             part.grow(table, num_tokens)
         return True
 
@@ -368,7 +374,7 @@ class KVCacheManager:
         """Return the blocks of a new table that the last blocks on the host are copied to."""
         num_tokens = allocation.num_computed
         block_ids = table.block_ids[len(allocation.path) : self.blocks_for(num_tokens)]
-        for part in self._block_parts:
+        for part in self.block_parts:
             block_ids += part.restored(table, num_tokens)
         return block_ids
 

@@ -7,11 +7,7 @@ REGION = 16
 
 
 class Cache(Protocol):
-    """Blocks that stay in the pool only until a table needs them."""
-
-    @property
-    def num_blocks(self) -> int:
-        """The number of blocks that only this cache holds."""
+    """Blocks that stay in the pool only until a table needs them. It keeps ``num_cached`` right."""
 
     @property
     def oldest(self) -> int | None:
@@ -36,6 +32,8 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.caches: list[Cache] = []
         """The caches that blocks are evicted from. Of equally old blocks, the first cache's go."""
+        self.num_cached = 0
+        """Number of blocks that only caches hold."""
         self.num_steps = 0
         """Number of steps so far. Caches order their blocks by it."""
         self.num_reserved = 0
@@ -52,14 +50,9 @@ class BlockPool:
         return len(self._free)
 
     @property
-    def num_cached(self) -> int:
-        """The number of blocks that only caches hold."""
-        return sum([cache.num_blocks for cache in self.caches])
-
-    @property
     def num_available(self) -> int:
         """The number of blocks that a table can get: free and cached ones, without reservations."""
-        return self.num_free + self.num_cached - self.num_reserved
+        return len(self._free) + self.num_cached - self.num_reserved
 
     def refcount(self, block_id: int) -> int:
         """Return the number of holders of the block, which is 0 for a free block."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from mie.base.stats.memory import MemoryStats
 from mie.memory.pool import BlockPool
-from mie.memory.table import BlockTable, Emit
+from mie.memory.table import BlockTable, Emit, HostTable
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +45,29 @@ class PartialMatch(NamedTuple):
     num_tokens: int
     node: Node | None
     """Its node, or None if a running sequence is still filling the block."""
+
+
+class Allocation(NamedTuple):
+    """How a table can be opened, from `KVCacheManager.find_allocation`. Nothing is taken yet."""
+
+    token_ids: Sequence[int]
+    salt: str | None
+    path: list[Node]
+    """The cached full blocks that match the start of the tokens."""
+    partial: PartialMatch | None
+    """A block to copy from after ``path``, because its start matches."""
+    host: HostTable | None
+    num_computed: int
+    """Number of tokens that need not be computed."""
+    num_new: int
+    """Number of blocks to allocate."""
+    num_taken: int
+    """Number of available blocks that it takes: new, cached and reserved ones."""
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether the last computed token comes from the host, because no cached path has more."""
+        return self.host is not None and self.host.num_tokens == self.num_computed
 
 
 class PrefixCache:
@@ -140,21 +163,24 @@ class PrefixCache:
         """Add a holder to the blocks of a path, or of its last node, and return their ids."""
         block_ids = tuple(map(block_of, path))
         self._pool.incref(*block_ids)
-        for node in self.unheld_end(path):
+        unheld = self.unheld_end(path)
+        self._pool.num_cached -= len(unheld)
+        for node in unheld:
             del self.unheld[node]
         return block_ids
 
     def offer(self, node: Node | None) -> None:
         """Let a node and those above it be evicted, as far as only the tree holds them."""
         while node and node.block_id is not None and self._pool.refcount(node.block_id) == 1:
+            self._pool.num_cached += node not in self.unheld
             self.unheld[node] = self._pool.num_steps
             node = node.parent
 
     def pin(self, partial: PartialMatch) -> None:
         """Hold the source of a copy until the copy is made."""
         self._pool.incref(partial.block_id)
-        if partial.node:
-            self.unheld.pop(partial.node, None)
+        if partial.node and self.unheld.pop(partial.node, None) is not None:
+            self._pool.num_cached -= 1
         self.pinned.append((partial.block_id, partial.node))
         self._emit(("pin", partial.block_id))
 
@@ -173,11 +199,6 @@ class PrefixCache:
     # A cache of the pool.
 
     @property
-    def num_blocks(self) -> int:
-        """The number of blocks that only the tree holds."""
-        return len(self.unheld)
-
-    @property
     def oldest(self) -> int | None:
         """The step in which the least recently used unheld leaf was released, or None."""
         return next(iter(self.unheld.values()), None)
@@ -185,6 +206,7 @@ class PrefixCache:
     def evict(self) -> int:
         """Evict the least recently used unheld leaf. There must be one."""
         node, _ = self.unheld.popitem(last=False)
+        self._pool.num_cached -= 1
         parent = node.parent
         assert parent is not None
         assert not node.children, "a node was released before a node below it"

@@ -1,7 +1,7 @@
 """Find blocks for waiting sequences, and count the sequences that are admitted."""
 
 from mie.memory.manager import KVCacheManager
-from mie.memory.part import Allocation
+from mie.memory.prefix import Allocation
 from mie.memory.table import Emit
 from mie.sched.sequence import Sequence
 

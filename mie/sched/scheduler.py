@@ -14,7 +14,7 @@ from collections.abc import Sequence as Items
 
 from mie.config.engine import EngineConfig
 from mie.memory.manager import KVCacheManager
-from mie.memory.part import Allocation
+from mie.memory.prefix import Allocation
 from mie.memory.table import Emit
 from mie.sched.admission import count_admission, find_allocation
 from mie.sched.ahead import reserve_ahead, rows_ahead

@@ -1,5 +1,4 @@
 """Watch an engine: metrics, snapshots for the event log, and the reason why a sequence waits.
 
-These modules change nothing in the engine. `snapshot` reads the private state of
-the memory.
+These modules change nothing in the engine.
 """

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mie.memory.manager import KVCacheManager
-from mie.memory.part import Allocation
 from mie.memory.pool import BlockPool
-from mie.memory.prefix import Node, block_of, num_common
+from mie.memory.prefix import Allocation, Node, block_of, num_common
 from mie.memory.table import BlockTable, HostTable, Moves, Owner
 
 

@@ -9,8 +9,7 @@ from itertools import chain
 
 from mie.memory.layers.window import Window
 from mie.memory.manager import KVCacheManager
-from mie.memory.part import Allocation
-from mie.memory.prefix import Node
+from mie.memory.prefix import Allocation, Node
 from mie.memory.table import BlockTable, HostTable, Moves
 
 Entry = tuple[int, ...]
@@ -55,6 +54,7 @@ class Windows:
     def reset(self, manager: KVCacheManager) -> None:
         """Begin with nothing."""
         self._manager, self._pool = manager, manager.pool
+        manager.block_parts.append(self)
         self._pool.caches.insert(0, self)  # an entry goes before its node
         self.tables: dict[BlockTable, Entries] = {}
         """The entries of each open table."""
@@ -227,11 +227,6 @@ class Windows:
     # A cache of the pool.
 
     @property
-    def num_blocks(self) -> int:
-        """The number of blocks of entries that only the tree holds."""
-        return len(self._unheld) * self.window.num_groups
-
-    @property
     def oldest(self) -> int | None:
         """The step in which the least recently used unheld entry was released, or None."""
         return next(iter(self._unheld.values()), None)
@@ -239,6 +234,7 @@ class Windows:
     def evict(self) -> int:
         """Evict the entry that was used least recently, and return the number of its blocks."""
         node, _ = self._unheld.popitem(last=False)
+        self._pool.num_cached -= self.window.num_groups
         entry = self.nodes.pop(node)
         del self._node_of[entry[0]]
         self._manager.emit(("evict_window", node.block_id, entry))
@@ -273,6 +269,7 @@ class Windows:
         """Add a table as a holder of a node's entry."""
         self._pool.incref(*self.nodes[node])
         if self._unheld.pop(node, None) is not None:
+            self._pool.num_cached -= self.window.num_groups
             self._pool.num_reserved -= self.window.num_groups
 
     def _release(self, table: BlockTable, entry: Entry) -> None:
@@ -287,3 +284,4 @@ class Windows:
             self._pool.num_reserved += self.window.num_groups
             if node is not None:
                 self._unheld[node] = self._pool.num_steps
+                self._pool.num_cached += self.window.num_groups

@@ -16,8 +16,7 @@ from mie.lab.sim.driver import run_load
 from mie.lab.sim.simulated import simulated
 from mie.lab.workload import Answer, Part, Text, Workload, WorkloadRequest
 from mie.memory.layers.states import States
-from mie.memory.part import Allocation
-from mie.memory.prefix import Node
+from mie.memory.prefix import Allocation, Node
 from mie.memory.table import BlockTable, HostTable
 
 TITLE = "Snapshots of recurrent states"

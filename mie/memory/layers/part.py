@@ -2,36 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
+
+from mie.memory.prefix import Allocation, Node
+from mie.memory.table import BlockTable, HostTable, Moves
 
 if TYPE_CHECKING:
     from mie.memory.manager import KVCacheManager
-    from mie.memory.prefix import Node, PartialMatch
-    from mie.memory.table import BlockTable, HostTable, Moves
-
-
-class Allocation(NamedTuple):
-    """How a table can be opened, from `KVCacheManager.find_allocation`. Nothing is taken yet."""
-
-    token_ids: Sequence[int]
-    salt: str | None
-    path: list[Node]
-    """The cached full blocks that match the start of the tokens."""
-    partial: PartialMatch | None
-    """A block to copy from after ``path``, because its start matches."""
-    host: HostTable | None
-    num_computed: int
-    """Number of tokens that need not be computed."""
-    num_new: int
-    """Number of blocks to allocate."""
-    num_taken: int
-    """Number of available blocks that it takes: new, cached and reserved ones."""
-
-    @property
-    def is_imported(self) -> bool:
-        """Whether the last computed token comes from the host, because no cached path has more."""
-        return self.host is not None and self.host.num_tokens == self.num_computed
 
 
 class Part(Protocol):
@@ -82,9 +59,8 @@ class Part(Protocol):
         """Follow the end of a step. Moves that were not taken are discarded."""
 
 
-@runtime_checkable
 class BlockPart(Part, Protocol):
-    """A part that takes blocks of the manager's pool."""
+    """A part that takes blocks of the manager's pool, and is one of its ``block_parts``."""
 
     @property
     def num_per_fork(self) -> int:
