@@ -47,7 +47,7 @@ from mie.model.config import ModelConfig
 
 
 def load_model_config(directory: Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
-    """Return the configuration of the model in ``directory``, which may be a GGUF file.
+    """Return the configuration of the model in ``directory``. It may be a GGUF file.
 
     End-of-sequence ids in ``generation_config.json`` take precedence over those in
     ``config.json``, as in transformers. ``overrides`` replace keys of both.
@@ -75,7 +75,7 @@ def load_model_config(directory: Path, overrides: Mapping[str, Any] | None = Non
 
 
 def model_config_from_hf(config: Mapping[str, Any], *, source: str = "config.json") -> ModelConfig:
-    """Return the configuration for a parsed ``config.json``, which messages call ``source``.
+    """Return the configuration for a parsed ``config.json``. Messages call it ``source``.
 
     Keys that do not change the computation are ignored, whether known or not.
 
@@ -106,7 +106,7 @@ def _architecture(reader: JsonReader) -> str:
 
 
 def _with_llama_keys(config: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
-    """Return the configuration with a family's own keys under Llama's names, too."""
+    """Return the configuration with a family's own keys also under Llama's names."""
     renamed = {key: config.get(own, family.defaults.get(own)) for own, key in family.keys.items()}
     return {**config, **{key: value for key, value in renamed.items() if value is not None}}
 
@@ -194,7 +194,7 @@ def _attention_scale(reader: JsonReader) -> float | None:
 
 
 def _intermediate_size(reader: JsonReader, key: str, least: int) -> int:
-    """Return the width of the MLP. LFM2 states one that is adjusted to two thirds or so."""
+    """Return the width of the MLP. LFM2 states a width that is adjusted to two thirds or so."""
     size = reader.integer(key, minimum=least, maximum=MAX_WIDTH)
     if not reader.flag("block_auto_adjust_ff_dim", default=False):
         return size

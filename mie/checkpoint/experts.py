@@ -61,7 +61,7 @@ def _layers(reader: JsonReader, num_layers: int) -> tuple[bool, ...]:
 
 
 def _check_sigmoids(reader: JsonReader, family: Family, is_normalised: bool) -> None:
-    """Raise unless a router with sigmoids is that of `ops.experts.route_by_sigmoid`."""
+    """Raise unless a router with sigmoids works as `ops.experts.route_by_sigmoid`."""
     if family.names.router_bias is None:
         return
     if not is_normalised:
@@ -75,7 +75,7 @@ def _check_sigmoids(reader: JsonReader, family: Family, is_normalised: bool) -> 
 
 
 def _check_activation(reader: JsonReader, family: Family) -> None:
-    """Raise unless the clamped activation is that of `ops.activation.clamped_silu_mul`."""
+    """Raise unless the clamped activation is `ops.activation.clamped_silu_mul`."""
     if family.expert_activation != "clamped_silu":
         return
     for key in ("swiglu_alpha", "swiglu_limit"):

@@ -57,7 +57,7 @@ class Family:
     scales_embeddings: bool = False
     """Whether embeddings are multiplied by the square root of the hidden size."""
     gates_attention: bool = False
-    """Whether queries come with gates, whose sigmoids multiply the results of attention."""
+    """Whether queries come with gates. Their sigmoids multiply the results of attention."""
     recurrent: RecurrentLayers | None = None
     """The layers that keep a state, if the family has any."""
     keys: Mapping[str, str] = field(default_factory=dict)

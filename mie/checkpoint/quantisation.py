@@ -32,8 +32,8 @@ _OF_GROUP = re.compile(r"\)[*+{?]")
 def scheme_of(quantisation: Quantisation, module: str) -> Scheme | None:
     """Return the scheme of a module by its name. None: it is not quantised.
 
-    A target or an ignored name is that of a module, a class ("Linear"), or "re:" and a pattern
-    that must match the beginning of a name.
+    A target or an ignored name names a module, a class ("Linear"), or "re:" and a pattern that must
+    match the beginning of a name.
     """
     if any(_matches(module, name) for name in quantisation.ignore):
         return None

@@ -10,7 +10,7 @@ from mie.ops.sampling import RowControls
 def try_operators(backend: Backend) -> None:
     """Run four operators.
 
-    A hidden state of eight ones goes through a head whose row 37 is the largest, giving token 37.
+    A hidden state of eight ones goes through a head with the largest row 37, giving token 37.
 
     Raises:
         MieError: the backend computed another token.

@@ -6,5 +6,5 @@
     build    `engine.build_engine`      Engine         weights on the backend, and parts wired
 
 `engine.load_engine` takes the steps. `parts.load_parts` also loads tokenizer, grammars and sampling
-parameters. This room knows how the parts of an engine are built. It knows no callers.
+parameters. Only this room builds the parts of an engine. It imports no callers.
 """

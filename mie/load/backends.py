@@ -56,7 +56,7 @@ def load_backend(
     weights_dtype: str = "float32",
     tell: Callable[[str], object] = str,
 ) -> Backend:
-    """Return the backend called ``name``, which computes in ``dtype``.
+    """Return the backend called ``name`` that computes in ``dtype``.
 
     "jit" is the CPU with compiled kernels. "numpy" is the CPU with the NumPy operators that define
     the correct results. On these, "bfloat16" and "float16" keep weights and KV cache in 16 bits,
@@ -64,7 +64,7 @@ def load_backend(
     "cupy-emulated" runs the GPU's kernels on the CPU, slowly, to check them. It needs a C++
     compiler instead of CuPy. "auto" is "jit" if it can run and has all settings, else "numpy".
 
-    On a GPU, dtype "auto" follows ``checkpoint_dtype``, the one that the model's config names.
+    On a GPU, dtype "auto" follows ``checkpoint_dtype``, the dtype in the model's config.
     ``weights_dtype`` is the widest dtype of the matrices in the files. ``tell`` gets a line for the
     log: the backend's name, with its threads or the reason why "auto" took it.
 

@@ -59,7 +59,7 @@ class PlannedModel:
 class ModelsDirectory:
     """A folder of models: GGUF files, and folders in Hugging Face format.
 
-    A GGUF model in several files lies in a folder of its own, which it is named after.
+    A GGUF model in several files has a folder of its own, and the folder's name.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class ModelsDirectory:
         """
         found: dict[str, Path] = {}
         for path in sorted(self.folder.iterdir()):
-            with suppress(OSError):  # one that this user may not read
+            with suppress(OSError):  # a file that this user may not read
                 if not path.name.startswith("."):
                     found.update(_models_at(path))
         for name, path in gguf_files(self.folder).items():
@@ -155,7 +155,7 @@ class ModelsDirectory:
         )
 
     def plan(self, path: Path) -> PlannedModel:
-        """Return the memory that a model takes, which no other model of the folder changes.
+        """Return the memory that a model takes. No other model of the folder changes it.
 
         Raises:
             ConfigError: a setting does not fit the model or the machine.

@@ -1,6 +1,6 @@
 """Assemble an engine from a model directory, in four steps: open, choose, plan, build.
 
-This is the one place that wires the parts together.
+This is the only place that wires the parts together.
 """
 
 import logging

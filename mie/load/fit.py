@@ -51,7 +51,7 @@ def smaller_settings(
     plan: MemoryPlan,
     forms: Forms = FLOATS,
 ) -> Iterator[str]:
-    """Yield the settings that ask for too much, each at a value with which the model fits."""
+    """Yield the settings that demand too much, each at a value with which the model fits."""
     num_blocks = plan.left_bytes // plan.block_bytes
     if num_blocks > 0 and plan.capacity(num_blocks):
         if config.num_blocks is not None:

@@ -1,4 +1,4 @@
-"""Open a model: its configuration, and its weights in the forms that the settings ask for.
+"""Open a model: its configuration, and its weights in the forms of the settings.
 
 Only headers of the weights are read, so a model that cannot be used costs no time.
 """
@@ -32,7 +32,7 @@ HEADS = ("model.embed_tokens.weight", "lm_head.weight")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OpenedModel:
-    """A model whose configuration is read, and whose weights are checked by their headers."""
+    """A model after its configuration is read and its weights are checked by their headers."""
 
     config: ModelConfig
     weights: Checkpoint
@@ -70,12 +70,12 @@ def open_model(
 def quantised(
     weights: Checkpoint, model: ModelConfig, quantization: str | None, head_dtype: str
 ) -> Checkpoint:
-    """Return the weights with the forms that the settings ask for.
+    """Return the weights in the forms of the settings.
 
     ``quantization`` "int8" or "int4" rounds all matrices of floats. Any other value must be the
-    format of the files. ``head_dtype`` has the form of the embeddings and of the output head. Its
-    "auto" is "int8" if the other matrices are rounded, and else "file", which leaves them as they
-    are.
+    format of the files. ``head_dtype`` has the form of the embeddings and of the output head. For
+    ``head_dtype``, "auto" is "int8" if the other matrices are rounded, and else "file", so that
+    they stay as they are.
 
     Raises:
         ConfigError: the files have another format, or a matrix to be rounded is quantised already.

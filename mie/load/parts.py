@@ -31,7 +31,7 @@ class Parts:
     text_directory: Path
     """The directory of the tokenizer and the chat template."""
     model: ModelConfig
-    """The configuration, with the ``eos_token_ids`` of generation config and tokenizer, too."""
+    """The configuration, including the ``eos_token_ids`` of generation config and tokenizer."""
     tokenizer: Tokenizer | None
     grammars: Grammars | None
     """Grammars of structured outputs, or None without a tokenizer."""
@@ -50,7 +50,7 @@ class LoadedModelConfig(ModelConfig):
 
     @classmethod
     def of(cls, model: ModelConfig, max_model_len: int) -> LoadedModelConfig:
-        """Return the configuration of a model whose engine has this context."""
+        """Return the configuration of a model with this context of its engine."""
         return cls(**vars(model), max_model_len=max_model_len)
 
     def get_vocab_size(self) -> int:

@@ -31,7 +31,7 @@ class LoadSettings:
         return cls(engine=args.engine_config(), dtype=args.dtype_name, **values)
 
     def with_setting(self, name: str, value: Any) -> LoadSettings:
-        """Return the settings with another value of one, which may be a setting of the engine."""
+        """Return the settings with another value of one. It may be a setting of the engine."""
         changes = {name: value}
         if name in {each.name for each in fields(self)}:
             return replace(self, **changes)

@@ -66,7 +66,7 @@ class MemoryPlan:
     """Slots for the states of swapped-out sequences."""
     layout: CacheLayout
     window: Window | None
-    """The window of layers whose blocks are freed behind it, if the layout has groups."""
+    """The window of layers with blocks to free behind it, if the layout has groups."""
 
     @property
     def num_positions(self) -> int:

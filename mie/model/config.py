@@ -46,12 +46,12 @@ class Names:
     expert_gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
     """Matrices of an expert, with the expert's number. A file may stack the matrices of all."""
     experts_take_turns: bool = False
-    """Whether the rows of gate and up alternate in the one matrix of an expert."""
+    """Whether the rows of gate and up alternate in the only matrix of an expert."""
     expert_down: str = "mlp.experts.{}.down_proj"
     sinks: str | None = None
     """Sinks of attention."""
     shared_gate: str | None = None
-    """The matrix of one row whose sigmoid multiplies the MLP beside experts."""
+    """The matrix of one row. The sigmoid of its output multiplies the MLP beside experts."""
     attention_out: str = "self_attn.o_proj"
     final_norm: str = "norm"
     """The norm before the output head."""
@@ -289,10 +289,10 @@ class ModelConfig:
         """The number of tokens that the model can attend over, RoPE scaling included.
 
         ``max_position_embeddings`` counts the stretched context for Llama-3 scaling. For linear
-        scaling it counts the original one, as in vLLM, but for Gemma 3, whose windows stretch
-        nothing. For YaRN both conventions are in use (Qwen states the original), so the larger
-        reading holds. Scores that grow with the position are not implemented, so such a model has
-        its original context.
+        scaling it counts the original context, as in vLLM, except for Gemma 3. Windows there
+        stretch nothing. For YaRN both conventions are in use (Qwen states the original), so the
+        larger reading holds. Scores that grow with the position are not implemented, so such a
+        model has its original context.
         """
         rope = self.rope or RopeConfig()
         original = rope.original_max_position_embeddings or self.max_position_embeddings
@@ -338,7 +338,7 @@ class ModelConfig:
         return self.experts is None or self.experts.are_beside_mlp or not self.experts.layers[layer]
 
     def mlp_size(self, layer: int) -> int:
-        """Return the intermediate size of a layer's MLP, which differs beside experts."""
+        """Return the intermediate size of a layer's MLP. It differs beside experts."""
         is_dense = self.experts is not None and not self.experts.layers[layer]
         return self.experts.dense_size if self.experts and is_dense else self.intermediate_size
 

@@ -1,4 +1,4 @@
-"""Run the decoder-only transformer of every supported family, which is flags of `ModelConfig`."""
+"""Run the decoder-only transformer of every supported family, given by flags of `ModelConfig`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,8 +33,8 @@ class Decoder:
         """Load the weights, with rotations for positions 0 … num_positions - 1.
 
         ``progress`` is called with the number of checkpoint bytes just converted. Weights are
-        rounded to the dtype ``rounded_to`` if it is given. ``layout`` is that of the KV cache. By
-        default its blocks have all layers.
+        rounded to the dtype ``rounded_to`` if it is given. ``layout`` is the layout of the KV
+        cache. By default its blocks have all layers.
 
         Raises:
             WeightsError: a weight is NaN or infinite, or too large for ``rounded_to``.
@@ -92,7 +92,7 @@ class Decoder:
         return logits if cap is None else backend.soft_cap(logits, cap)
 
     def _mlp(self, x: Array, layer: Layer) -> Array:
-        """Add the results of the MLP, or of experts and of an MLP beside them, if there is one."""
+        """Add the results of the MLP, or of experts and perhaps of an MLP beside them."""
         backend, eps, activation = self.backend, self._eps, self.config.activation
         w = layer.experts
         if w is None:

@@ -1,7 +1,7 @@
 """Divide the layers that attend into groups, each with block tables of its own.
 
 A block has memory for the layers of one group. The layers that see all positions are the first
-group. Those with a window are as many more groups of that size as they need, so that blocks behind
+group. Layers with a window are as many more groups of that size as they need, so that blocks behind
 a window can be freed and used for any other group.
 """
 
@@ -31,7 +31,7 @@ class CacheLayout:
     """Layers of a block."""
     num_groups: int = 1
     window: int | None = None
-    """The widest window of the groups after the first, or None if there is one group."""
+    """The widest window of the groups after the first, or None for a single group."""
 
     @property
     def is_whole(self) -> bool:
@@ -49,7 +49,7 @@ def grouped(config: ModelConfig) -> CacheLayout:
     """Return the layout with groups for the layers with a window, if it suits the model.
 
     Otherwise the layout is `whole`: if all layers have a window or none has, or if the last group
-    would lack more than a sixth of all layers. The blocks have memory for those too, which costs
+    would lack more than a sixth of all layers. The blocks have memory for those too. This costs
     more than windows save while sequences are short.
     """
     kinds = zip(config.layer_windows, config.layers_recurrent, strict=True)

@@ -22,7 +22,7 @@ class Mixer(Protocol):
     out: Array
     """The matrix that the result is multiplied by."""
     group: int
-    """The group whose block tables it reads."""
+    """The group of block tables that it reads."""
 
     def mix(self, backend: Backend, x: Array, batch: StepBatch, caches: Caches) -> Array:
         """Return the result [T, K] of the hidden states x [T, D], and change the caches."""
@@ -34,7 +34,7 @@ class Attention(Mixer):
 
     group: int
     index: int
-    """Its number among the layers of its group, with keys and values."""
+    """The layer's number among the layers of its group, with keys and values."""
     heads: HeadWeights
     gate: Array | None
     gated_norm: Array | None
@@ -63,10 +63,10 @@ class Attention(Mixer):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recurrence(Mixer):
-    """A short convolution, or a convolution and a recurrence whose result is gated."""
+    """A short convolution, or a convolution and a recurrence with a gated result."""
 
     index: int
-    """Its number among the recurrent layers."""
+    """The layer's number among the recurrent layers."""
     group: int = field(default=0, init=False)
     norm: Array
     eps: float

@@ -35,8 +35,8 @@ def rope_inv_freq(
 
     Without scaling it is ``theta ** (-2j / Dh)`` (Su et al., 2021, arXiv:2104.09864, 3.2.2).
 
-    Source: ``modeling_rope_utils.py`` of transformers, which computes in float32. Here everything
-    is float64.
+    Source: ``modeling_rope_utils.py`` of transformers. It computes in float32. Here everything is
+    float64.
     """
     num_channels = 2 * rope.num_pairs(head_dim)
     exponents = np.arange(0, num_channels, 2, dtype=np.float64) / num_channels
@@ -58,8 +58,8 @@ def rope_inv_freq(
 def _llama3(rope: RopeConfig, plain: FloatArray, original_context: int) -> FloatArray:
     """Slow down slow pairs by ``factor``, keep fast pairs, and blend between; float64 [Dh/2].
 
-    A pair that turns fewer than ``low_freq_factor`` times within the original context is slow. One
-    that turns more than ``high_freq_factor`` times is fast.
+    A pair that turns fewer than ``low_freq_factor`` times within the original context is slow. A
+    pair that turns more than ``high_freq_factor`` times is fast.
 
     Source: ``apply_scaling`` in the reference code of Llama 3.1 (meta-llama/llama-models).
     """
@@ -114,7 +114,7 @@ def _mscale(factor: float, mscale: float) -> float:
 
 
 def _longrope_attention_scaling(rope: RopeConfig, original_context: int) -> float:
-    """Return the factor on cos and sin, which is the same for both lists of factors.
+    """Return the factor on cos and sin, the same for both lists of factors.
 
     Source: Ding et al., 2024 (LongRoPE), arXiv:2402.13753, and the code of Phi-3.
     """
@@ -128,7 +128,7 @@ def _longrope_attention_scaling(rope: RopeConfig, original_context: int) -> floa
 def rope_channels(head_dim: int, num_pairs: int, is_interleaved: bool) -> NDArray[np.intp]:
     """Return the order of a head's channels in which pair i is (i, i + Dh/2), as int [Dh].
 
-    Backends rotate such pairs. Queries and keys whose channels are reordered alike have the same
+    Backends rotate such pairs. Queries and keys with the same new order of channels have the same
     products. The first 2P channels are the pairs that turn: (2i, 2i + 1) if they are interleaved,
     else (i, i + P). The others follow.
     """

@@ -21,7 +21,7 @@ Order = NDArray[np.intp]
 """Rows of a matrix, in an order."""
 
 BLOCK_BYTES = 4 << 20
-"""Bytes of the checkpoint that are converted at a time, which is little for any model."""
+"""Bytes of the checkpoint that are converted at a time: little for any model."""
 
 
 class Weights(Protocol):
@@ -83,7 +83,7 @@ class Loader:
         return None if (np.diff(order) == 1).all() else order
 
     def layer(self, index: int, rope: Array) -> Layer:
-        """Load a layer, which has these rotations."""
+        """Load a layer with these rotations."""
         prefix = f"model.layers.{index}."
         config, names = self.config, self.config.names_of(index)
         recurrent = config.recurrent if config.layers_recurrent[index] else None
@@ -241,8 +241,8 @@ class Loader:
     def _head_norms(self, prefix: str) -> tuple[Array | None, Array | None, Array | None]:
         """Load the norms of queries and keys before RoPE, and of queries after it.
 
-        A rotation keeps lengths, so only the weights of a norm after it differ from those of one
-        before it. The weights of keys are a factor of the products with queries, and go there.
+        A rotation keeps lengths, so only the weights distinguish a norm after it from a norm before
+        it. The weights of keys are a factor of the products with queries, and go there.
         """
         if self.config.qk_norm is None:
             return None, None, None
@@ -270,7 +270,7 @@ class Loader:
         return self.selected(prefix, [(name, None) for name in names])
 
     def selected(self, prefix: str, parts: Sequence[tuple[str, Order | None]]) -> Array:
-        """Load rows of matrices as one matrix: those of an order, or all as they are."""
+        """Load rows of matrices as one matrix: the rows of an order, or all as they are."""
         weights = [(f"{prefix}{name}.weight", order) for name, order in parts]
         biases = [(f"{prefix}{name}.bias", order) for name, order in parts]
         biases = [(name, order) for name, order in biases if name in self.checkpoint.shapes]
@@ -288,7 +288,7 @@ class Loader:
         )
 
     def _ordered(self, parts: Iterable[tuple[str, Order | None]]) -> Iterator[Rows]:
-        """Yield rows of tensors in blocks. Those in an order come as one block."""
+        """Yield rows of tensors in blocks. Rows in an order come as one block."""
         for name, order in parts:
             if order is None:
                 yield from self._rows([name])

@@ -71,7 +71,7 @@ CLAMP_SLOPE, CLAMP_LIMIT = 1.702, 7.0
 def clamped_silu_mul(gate_up: Floats) -> Floats:
     """Return ``gate sigmoid(1.702 gate) (up + 1)`` as a new array [T, F].
 
-    gate_up [T, 2F] holds gate, which is at most 7, then up, which is kept in -7 … 7 (gpt-oss).
+    gate_up [T, 2F] holds gate (limited to 7), then up (limited to -7 … 7), as in gpt-oss.
     """
     gate, up = np.split(gate_up, 2, axis=-1)
     gate = np.minimum(gate, CLAMP_LIMIT)
@@ -84,7 +84,7 @@ def clamped_silu_mul(gate_up: Floats) -> Floats:
 
 
 def soft_cap(x: Floats, cap: float) -> Floats:
-    """Return ``cap * tanh(x / cap)``, which lies in -cap … cap, as a new array of x's shape.
+    """Return ``cap * tanh(x / cap)``, in -cap … cap, as a new array of x's shape.
 
     Gemma 2 (2024, arXiv:2408.00118, section 2) caps scores and logits like this.
     """

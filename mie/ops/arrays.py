@@ -18,9 +18,9 @@ HUGE_PAGE = 2 << 20
 
 
 def zeros(shape: tuple[int, ...], dtype: DTypeLike, *, huge: bool = False) -> NDArray[Any]:
-    """Return private zeros at a page's begin, which take memory where they are written.
+    """Return private zeros at a page's begin. They take memory where they are written.
 
-    ``huge`` asks for huge pages, which suit memory that is written whole.
+    ``huge`` requests huge pages. They suit memory that is written whole.
 
     Raises:
         MemoryError: the system refuses.
@@ -30,7 +30,7 @@ def zeros(shape: tuple[int, ...], dtype: DTypeLike, *, huge: bool = False) -> ND
     num_bytes = max(1, size * dtype.itemsize)
     is_huge = huge and num_bytes >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE")
     try:
-        # Huge pages begin at multiples of their size, which a mapping need not.
+        # Huge pages begin at multiples of their size. A mapping need not.
         extra = HUGE_PAGE if is_huge else 0
         memory = mmap.mmap(-1, num_bytes + extra, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError, ValueError) as error:

@@ -39,10 +39,10 @@ def paged_attention(
     Query head h reads KV head h * Hkv // Hq (grouped-query attention: Ainslie et al., 2023,
     arXiv:2305.13245). Query i of a sequence with n queries and length s is at p = s - n + i.
     It sees the keys at max(0, p - window + 1) … p. ``soft_cap`` bounds the scaled scores.
-    ``sinks`` [Hq] are the scores of one more key of each head, whose value is zero. Slots
-    beyond a sequence's length are never read. With a quantised cache a query sees the stored keys
-    and values, and so its own rounded ones. At most ``max_queries`` queries are scored together. If
-    it is 1, the shape of a query's products depends on its position alone.
+    ``sinks`` [Hq] are the scores of one more key of each head, with the value zero. Slots beyond a
+    sequence's length are never read. With a quantised cache a query sees the stored keys and
+    values, and so its own rounded ones. At most ``max_queries`` queries are scored together. If it
+    is 1, the shape of a query's products depends on its position alone.
     """
     out = np.empty_like(q)
     for s, seq_len in enumerate(seq_lens.tolist()):

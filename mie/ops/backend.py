@@ -65,8 +65,7 @@ class StepBatch:
     """
     drawn_rows: Ints | None = None  # [T]  index into ``drawn`` for each token
     num_decodes: int | None = None
-    """The first sequences, which decode. The others are chunks, even with one query. None: unknown.
-    """
+    """Number of leading decodes. The others are chunks, even with one query. None: unknown."""
     slots: Ints | None = None  # [S]   where each sequence's recurrent states are; all differ
     fresh: Bools | None = None  # [S]  whether its states begin as zeros, whatever the slot holds
     num_groups: int = 1
@@ -214,7 +213,7 @@ class Backend(Protocol):
     def weight_bytes(self, shape: tuple[int, ...], form: Form | None = None) -> int:
         """Return the maximum number of bytes that a tensor of the checkpoint takes once loaded.
 
-        ``form`` is that of a quantised matrix.
+        ``form`` is the form of a quantised matrix.
         """
 
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
@@ -228,16 +227,16 @@ class Backend(Protocol):
         """
 
     # Weights: loaded once. A matrix arrives as blocks of whole rows in a checkpoint's dtype
-    # (float32, float16, bfloat16) and is widened exactly, or as `QuantisedRows`, whose product is
-    # that of their dequantised weights. Each block is consumed before the next. A backend without
-    # quantised weights raises `ConfigError`, already in `weight_bytes`.
+    # (float32, float16, bfloat16) and is widened exactly, or as `QuantisedRows`. Their product
+    # equals the product of the dequantised weights. Each block is consumed before the next. A
+    # backend without quantised weights raises `ConfigError`, already in `weight_bytes`.
     def load_vector(self, vector: NDArray[Any]) -> Array:
         """Load a norm weight [D]."""
 
     def load_embedding(
         self, shape: tuple[int, int], blocks: Iterable[Rows], form: Form | None = None
     ) -> Array:
-        """Load the embedding table of shape (V, D), which is floats or of one form."""
+        """Load the embedding table of shape (V, D), in floats or in one form."""
 
     def load_linear(
         self,
@@ -272,8 +271,8 @@ class Backend(Protocol):
     ) -> None:
         """Compile the code of steps, once weights and cache are loaded.
 
-        ``progress`` is called if there is something to compile. ``forward`` is that of `run_step`,
-        whose steps are at most of this size.
+        ``progress`` is called if there is something to compile. ``forward`` is as in `run_step`.
+        Steps are at most of this size.
         """
 
     # Operators, in the order of a layer.
@@ -386,7 +385,7 @@ class Backend(Protocol):
         """Return the top log-probabilities of one row: `ops.sampling.top_logprobs`."""
 
     def run_step(self, forward: Callable[[StepBatch], Array], batch: StepBatch) -> Array:
-        """Run forward(batch) and return its logits [R, V], which last until the next step.
+        """Run forward(batch) and return its logits [R, V]. They last until the next step.
 
         The backend handles padding, capture and replay.
         """

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Blas:
-    """NumPy's BLAS. Its number of threads is one for the whole process."""
+    """NumPy's BLAS. The number of threads is one for the whole process."""
 
     def __init__(self) -> None:
         import numpy  # noqa: F401  # a library that is not loaded is not found

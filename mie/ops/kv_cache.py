@@ -1,8 +1,8 @@
 """Write, gather and copy the blocks of one layer's paged KV cache.
 
 A cache is one array [N, B, Hkv, Dh] for the keys and one for the values, or a `QuantizedCache` of
-that shape. A token's slot is ``block_id * B + offset``, which indexes the cache viewed as [N * B,
-Hkv, Dh].
+that shape. A token's slot is ``block_id * B + offset``. It indexes the cache viewed as [N * B, Hkv,
+Dh].
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ QUANTIZED = {"int8": np.dtype(np.int8), "fp8": np.dtype(ml_dtypes.float8_e4m3fn)
 """The element dtypes of a quantised cache, by ``kv_cache_dtype``."""
 
 HALVES = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
-"""The element dtypes of a cache of 16-bit floats, which has no scales."""
+"""The element dtypes of a cache of 16-bit floats without scales."""
 
 SCALE_BYTES = 4
-"""Bytes of a scale, which is a float32."""
+"""Bytes of a scale in float32."""
 
 
 Cache: TypeAlias = Any

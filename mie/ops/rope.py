@@ -14,8 +14,7 @@ def rope_table(
     """Return cosines and sines of every position: [num_positions, 2, Dh/2], axis 1 = (cos, sin).
 
     inv_freq [Dh/2] is in radians per position. ``scaling``, a number or [Dh/2], multiplies both.
-    Angles are computed in float64, which is exact to 1e-10 rad at position
-    100,000.
+    Angles are computed in float64, exact to 1e-10 rad at position 100,000.
     """
     table = np.empty((num_positions, 2, inv_freq.size), dtype)
     for start in range(0, num_positions, 4096):  # in chunks, so that the float64 angles stay small

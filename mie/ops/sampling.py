@@ -75,12 +75,12 @@ class RowControls:
       the tokens in ``output_ids`` (each once) with ``output_counts``, as OpenAI's API defines them.
 
     Then temperature 0 takes the largest logit, and the lowest id among equals. Any other
-    temperature divides the logits. ``min_p`` keeps the tokens whose probability is at least
-    ``min_p`` times the largest. Then ``top_k`` keeps the first k (0: all). Then
-    ``top_p`` keeps the smallest set of first tokens with at least this cumulative probability. The
-    order is by falling logit, then rising id. So ``top_k`` keeps at most k tokens, and
-    ``top_k=1`` takes the token that temperature 0 takes. ``uniform`` in [0, 1) draws by the inverse
-    of the cumulative distribution in id order. ``forced_id`` is returned regardless of the logits.
+    temperature divides the logits. ``min_p`` keeps the tokens with a probability of at least
+    ``min_p`` times the largest. Then ``top_k`` keeps the first k (0: all). Then ``top_p`` keeps the
+    smallest set of first tokens with at least this cumulative probability. The order is by falling
+    logit, then rising id. So ``top_k`` keeps at most k tokens, and ``top_k=1`` takes the token that
+    temperature 0 takes. ``uniform`` in [0, 1) draws by the inverse of the cumulative distribution
+    in id order. ``forced_id`` is returned regardless of the logits.
     """
 
     temperature: float = 0.0
@@ -240,7 +240,7 @@ def first_ids(x: Floats, count: int) -> Ints:
 
 
 def _first(x: Floats, count: int, last: float) -> Ints:
-    """Return the ids of the first ``count`` logits, of which the last one is ``last``."""
+    """Return the ids of the first ``count`` logits. The last one is ``last``."""
     ids = np.flatnonzero(x >= last)
     if ids.size > count:  # some of those that equal the last are too many
         ties = np.flatnonzero(x[ids] == last)
@@ -251,9 +251,9 @@ def _first(x: Floats, count: int, last: float) -> Ints:
 def nucleus_ids(x: Floats, weights: NDArray[np.int64], top_p: float) -> Ints:
     """Return the ids of the nucleus of the logits x [V] with these weights [V], rising.
 
-    The nucleus is the smallest set of first tokens, in the order of `first_ids`, whose weights sum
-    to at least top_p times the total (Holtzman et al., 2019, arXiv:1904.09751). The weights of the
-    last tokens may be 0, but not all.
+    The nucleus is the smallest set of first tokens, in the order of `first_ids`, with weights that
+    sum to at least top_p times the total (Holtzman et al., 2019, arXiv:1904.09751). The weights of
+    the last tokens may be 0, but not all.
     """
     total = int(weights.sum())
     wanted = min(max(math.ceil(top_p * float(total)), 1), total)
@@ -268,7 +268,7 @@ def nucleus_ids(x: Floats, weights: NDArray[np.int64], top_p: float) -> Ints:
 
 
 def draw(weights: NDArray[np.int64], uniform: float) -> int:
-    """Return the first id whose cumulative weight exceeds ``uniform`` times the total.
+    """Return the first id with a cumulative weight above ``uniform`` times the total.
 
     The weights [V] are not negative, and at least one is positive.
     """
@@ -281,7 +281,7 @@ def draw(weights: NDArray[np.int64], uniform: float) -> int:
 def top_logprobs(logits: Floats, token_id: int, num_top: int) -> tuple[list[int], list[float], int]:
     """Return (ids, log-probabilities, rank of token_id): token_id, then the num_top likeliest.
 
-    logits [V] are used before any edit or temperature. -1 asks for the whole vocabulary. The top
+    logits [V] are used before any edit or temperature. -1 stands for the whole vocabulary. The top
     ids come by falling logit, equal ones by rising id. The most likely token has rank 1.
     """
     logprobs = log_softmax(logits.astype(np.float64))

@@ -6,7 +6,7 @@ multiple of 2**-`num_bits`, rounded down. Sums of integers do not depend on the 
 For float32 logits every operation is a single rounded float32 operation: no fused multiply-add, no
 library function. A CUDA kernel that repeats them gets the same bits. A weight's relative error is
 at most (2 + 2.1 |z|) * 2**-24, plus the error of the last rounding. As a share of the largest
-weight, that is at most 2.2 * 2**-24. For float64 logits, which only a float64 engine has, the same
+weight, that is at most 2.2 * 2**-24. For float64 logits (of a float64 engine alone), the same
 formula is computed in float64.
 
 Equal logits have equal weights. A larger logit may have a weight that is smaller by a rounding.
@@ -22,8 +22,8 @@ from mie.ops.arrays import Floats
 MAX_SCALE = 2.0**60
 """Largest factor between logits and z, and the inverse of the smallest.
 
-A temperature below 1.3e-18 counts as 1.3e-18. The product then never becomes a NaN, and differences
-of logits that are subnormal, which chips flush to zero, do not change a weight.
+A temperature below 1.3e-18 counts as 1.3e-18. The product then never becomes a NaN, and subnormal
+differences of logits do not change a weight, because chips flush them to zero.
 """
 
 LOWEST_Z = -100.0
@@ -79,7 +79,7 @@ def exponents(x: Floats, largest: Floats, scale: Floats) -> Floats:
 
 
 def weights_of(z: Floats, num_bits: int) -> NDArray[np.int64]:
-    """Return floor(2**(z + num_bits)) for each exponent of z [...], which is overwritten."""
+    """Return floor(2**(z + num_bits)) for each exponent of z [...]. z is overwritten."""
     powers = np.exp2(z, out=z) if z.dtype == np.float64 else _exp2(z)
     powers *= z.dtype.type(2.0**num_bits)  # exact
     weights: NDArray[np.int64] = powers.astype(np.int64)
@@ -87,7 +87,7 @@ def weights_of(z: Floats, num_bits: int) -> NDArray[np.int64]:
 
 
 def _exp2(z: Floats) -> Floats:
-    """Return 2**z for float32 numbers z <= 0, which are overwritten."""
+    """Return 2**z for float32 numbers z <= 0. They are overwritten."""
     np.maximum(z, np.float32(LOWEST_Z), out=z)
     whole = np.rint(z)
     z -= whole

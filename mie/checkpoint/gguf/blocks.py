@@ -1,9 +1,9 @@
 """Decode the blocks of GGUF's types to small numbers with a scale for each group.
 
 A decoder gets blocks [n, bytes] and returns codes [n, numbers], scales [n, groups] and offsets
-[n, groups] or None, as `mie.ops.weights.quantised` defines them. The types whose form has units
-return each of the last two as units [n, 1] and integers [n, groups]. Products of a float16 and such
-an integer are exact in float32.
+[n, groups] or None, as `mie.ops.weights.quantised` defines them. Types with units return each of
+the last two as units [n, 1] and integers [n, groups]. Products of a float16 and such an integer are
+exact in float32.
 
 Source: ggml/src/ggml-quants.c of llama.cpp.
 """

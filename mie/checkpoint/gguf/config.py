@@ -20,7 +20,7 @@ _KEYS, _SAMPLING = json.loads(
 """Keys of ``config.json`` and `SamplingParams`, and of the metadata after a prefix."""
 _OTHER_ENDS = ("eot_token_id", "eom_token_id")
 _MAY_HAVE_BIAS = ("attn_q", "attn_qkv", "attn_output", "ffn_down")
-_LAYERS_OF_27B = (46, 62)  # Gemma 2 and 3, whose scores are scaled by the average head
+_LAYERS_OF_27B = (46, 62)  # Gemma 2 and 3: scores are scaled by the average head
 _ROUNDING = 1e-6  # relative error of a rounding to float32
 _LOW, _HIGH = 1.0, 4.0  # the factors of Llama 3's scaling in all its models
 

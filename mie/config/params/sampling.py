@@ -87,7 +87,7 @@ class SamplingParams(_Checked):
     `ConfigError`, a subclass of ``ValueError``. Parameters of vLLM that mie does not have are
     accepted only at the value that has no effect.
 
-    n: Number of choices to generate for the prompt, which share its KV blocks; 1 to 1024 (OpenAI).
+    n: Number of choices to generate for the prompt. They share its KV blocks; 1 to 1024 (OpenAI).
         Default: 1.
     temperature: Divisor of the logits. Lower values are less random, and 0 takes the most likely
         token; 0 to 1000 (OpenAI). Default: 1.0.
@@ -128,9 +128,9 @@ class SamplingParams(_Checked):
     logprobs: Number of most likely tokens to return log-probabilities for, in addition to the
         chosen token. -1 returns the whole vocabulary, and None no log-probabilities; at least -1
         (OpenAI). Default: None.
-    prompt_logprobs: The same for each token of the prompt, which is then computed without prefix
-        hits; at least -1, or None (vLLM). Default: None.
-    logit_bias: Numbers to add to the logits of tokens; a mapping of up to 2**20 ids to numbers from
+    prompt_logprobs: The same for each token of the prompt, then computed without prefix hits; at
+    least -1, or None (vLLM). Default: None. logit_bias: Numbers to add to the logits of tokens; a
+    mapping of up to 2**20 ids to numbers from
         -100 to 100 (OpenAI). Default: None.
     allowed_token_ids: Ban every token that is not in this list; up to 2**20 ids (vLLM). Default:
         None.
@@ -151,7 +151,7 @@ class SamplingParams(_Checked):
     structured_outputs: A description of the output's text, such as JSON that a schema accepts
         (docs/structured.md). It needs a tokenizer and the extra ``structured``; a
         `StructuredOutputsParams`, or a mapping of its fields (vLLM). Default: None.
-    extra_args: Data of the caller, which is returned and has no effect; a mapping of up to 1024
+    extra_args: Data of the caller. It is returned and has no effect; a mapping of up to 1024
         entries (vLLM). Default: None.
     """
 

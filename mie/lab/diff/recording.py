@@ -167,7 +167,7 @@ class RecordingBackend:
 
 
 class _Layers:
-    """The operators of layers that not every model has, whose results are seen, too."""
+    """The operators of layers that not every model has. Their results are also seen."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class _Layers:
 
 
 def _recurrent_method(name: str, args: Sequence[Any]) -> str | None:
-    """Return the operator's name among `METHODS`, which depends on the kind of the layer."""
+    """Return the operator's name among `METHODS`. It depends on the kind of the layer."""
     if name == "convolve":
         return "short_conv" if args[1].shape.kind == "conv" else "conv_silu"
     if name == "recur":

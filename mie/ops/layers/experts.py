@@ -34,11 +34,12 @@ def route_by_sigmoid(logits: Floats, bias: Floats, num_chosen: int) -> Floats:
     """Return the experts of each token and their weights, as `route` does, by sigmoids of logits.
 
     The ``num_chosen`` experts are those with the largest sigmoid of their logit [T, E] plus
-    ``bias`` [E], by falling sum. Their weights are the sigmoids alone, divided by the sum of those
-    of the chosen ones and 1e-6: DeepSeek-V3, arXiv:2412.19437, section 2.1.2, and ``Lfm2Moe``.
+    ``bias`` [E], by falling sum. Their weights are the sigmoids alone, divided by the sum of the
+    chosen experts' sigmoids and 1e-6: DeepSeek-V3, arXiv:2412.19437, section 2.1.2, and
+    ``Lfm2Moe``.
     """
     one = logits.dtype.type(1)
-    with np.errstate(over="ignore"):  # of a large negative logit, whose sigmoid is 0
+    with np.errstate(over="ignore"):  # of a large negative logit, because its sigmoid is 0
         scores = one / (one + np.exp(-logits))
     chosen = np.argsort(-(scores + bias), axis=-1, kind="stable")[:, :num_chosen]
     weights = np.take_along_axis(scores, chosen, axis=-1)

@@ -23,7 +23,7 @@ RULES: dict[str, Callable[..., Floats]] = {"delta": recurrent.gated_delta, "mamb
 
 
 class NumpyExperts(ExpertOperators):
-    """The operators of sparse layers, which multiply by the matrices of a backend."""
+    """The operators of sparse layers. They multiply by the matrices of a backend."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend

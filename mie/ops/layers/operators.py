@@ -1,4 +1,4 @@
-"""Define the operators of sparse layers and of recurrent layers, which extend the Backend contract.
+"""Define the operators of sparse and of recurrent layers. They extend the Backend contract.
 
 `Backend.experts` and `Backend.recurrent` have them. A model without such layers needs neither.
 """
@@ -27,7 +27,7 @@ class ExpertWeights:
 
 
 class ExpertOperators(Protocol):
-    """Layers whose router chooses some of their experts for each token."""
+    """Layers with a router that chooses some of their experts for each token."""
 
     def load(
         self, *, gate_up: Sequence[Array], down: Sequence[Array], **others: Any

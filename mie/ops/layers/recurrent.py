@@ -76,7 +76,7 @@ def causal_conv(
 ) -> Floats:
     """Return bias + Σ_j weight[j] · x[t - W + 1 + j] for each token t, as a new array [T, C].
 
-    x [T, C]; weight [W, C], whose last row is for the token itself; bias [C]; columns [N, W - 1,
+    x [T, C]; weight [W, C], with the last row for the token itself; bias [C]; columns [N, W - 1,
     C], the inputs before a sequence's next token. ``of`` is (cu_seqlens, slots, fresh).
     """
     y = np.empty_like(x)
@@ -128,8 +128,8 @@ def gated_delta(
 ) -> Floats:
     """Run the gated delta rule over the tokens of one sequence, as a new array [n, H, Dv].
 
-    q, k [n, G, Dk]; v [n, H, Dv]; beta, decay [n, H]; state [H, Dk, Dv], which is updated. Each
-    key head serves H / G value heads in a row. Yang et al., 2024, arXiv:2412.06464, equation 10.
+    q, k [n, G, Dk]; v [n, H, Dv]; beta, decay [n, H]; state [H, Dk, Dv], updated in place. Each key
+    head serves H / G value heads in a row. Yang et al., 2024, arXiv:2412.06464, equation 10.
     """
     group = len(state) // k.shape[1]
     q, k = np.repeat(q, group, axis=1), np.repeat(k, group, axis=1)
@@ -164,8 +164,8 @@ def mamba(
 ) -> Floats:
     """Run Mamba 2 over the tokens of one sequence, as a new array [n, H, Dv].
 
-    x [n, H, Dv]; b, c [n, G, Dk]; step, decay [n, H]; skip [H]; state [H, Dk, Dv], which is
-    updated. Each group serves H / G heads in a row. Dao and Gu, 2024, arXiv:2405.21060, section 7.
+    x [n, H, Dv]; b, c [n, G, Dk]; step, decay [n, H]; skip [H]; state [H, Dk, Dv], updated in
+    place. Each group serves H / G heads in a row. Dao and Gu, 2024, arXiv:2405.21060, section 7.
     """
     group = len(state) // b.shape[1]
     b, c = np.repeat(b, group, axis=1) * step[:, :, None], np.repeat(c, group, axis=1)
@@ -185,7 +185,7 @@ def gated_norm(
 
     gate [T, K]. weight [size] is for each group, and a weight [K] for all of them. The gate
     multiplies the normalised x, or with ``gates_first`` the x that is normalised: the
-    ``RMSNormGated`` of Qwen3-Next, and that of Mamba 2.
+    ``RMSNormGated`` of Qwen3-Next, and of Mamba 2.
     """
     groups = x.shape[0], -1, size
     if gates_first:

@@ -28,7 +28,7 @@ class RecurrentShape:
 
     @property
     def num_channels(self) -> int:
-        """The channels of the convolution: those of queries, keys and values, or of x, B and C."""
+        """The channels of the convolution: queries, keys and values, or x, B and C."""
         return 2 * self.num_groups * self.key_dim + self.width
 
     @property
@@ -38,7 +38,7 @@ class RecurrentShape:
 
     @property
     def num_results(self) -> int:
-        """The results of a token: projections, and those of the convolution, recurrence and norm.
+        """The results of a token: projections, convolution, recurrence and norm.
 
         A short convolution's projection has three parts.
         """

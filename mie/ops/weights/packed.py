@@ -33,9 +33,9 @@ def unpack_nibbles(packed: NDArray[np.uint8], num_columns: int) -> NDArray[np.in
 
 
 class PackedMatrix:
-    """A matrix [N, K] whose parts are quantised rows or floats. Codes of 4 bits are two in a byte.
+    """A matrix [N, K] with parts of quantised rows or floats. Codes of 4 bits are two in a byte.
 
-    Its weights are those of `dequantise`, bit for bit.
+    The weights equal the result of `dequantise`, bit for bit.
     """
 
     def __init__(

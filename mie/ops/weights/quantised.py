@@ -16,11 +16,11 @@ Codes = Literal["int4", "int8", "float8_e4m3fn"]
 GROUPS = (16, 32, 64, 128)
 """Inputs that may share a scale."""
 UNIT_INPUTS = 256
-"""Inputs whose scales may have a unit in common, as in the super-blocks of GGUF's K types."""
+"""Number of inputs with scales that may share a unit, as in super-blocks of GGUF's K types."""
 SMALLEST_SCALE = np.float32(2.0**-98)
 """The smallest magnitude of a scale of int4, except zero.
 
-Kernels divide such scales by up to 2**28, which is exact from here on.
+Kernels divide such scales by up to 2**28. This is exact from here on.
 """
 
 
@@ -38,7 +38,7 @@ class Form:
     """
 
     def num_bytes(self, rows: int, columns: int) -> int:
-        """Return the bytes of a matrix. Its last group may be short."""
+        """Return the bytes of a matrix. The last group may be short."""
         groups = ceil_div(columns, self.group)
         code_bytes = self.group // 2 if self.codes == "int4" else self.group
         scale_bytes = groups * (1 if self.has_units else 4)
@@ -108,7 +108,7 @@ class QuantisedRows:
         for values, units in _UNITS.items():
             if units in planes:
                 per_unit = planes[values].shape[1] // planes[units].shape[1]
-                with np.errstate(invalid="ignore"):  # infinity times zero, which is refused later
+                with np.errstate(invalid="ignore"):  # infinity times zero; it is refused later
                     wide[values] = planes[values] * planes[units].repeat(per_unit, axis=1)
         return cls(form=form, **wide)
 
@@ -151,7 +151,7 @@ def dequantise(rows: QuantisedRows) -> Floats:
 
 
 def _in_units(values: Floats, units: Floats) -> NDArray[np.int8]:
-    """Return the numbers [n, G] of which scales or offsets are multiples of units [n, U]."""
+    """Return the numbers [n, G] that, times units [n, U], are scales or offsets."""
     wide = units.repeat(values.shape[1] // units.shape[1], axis=1)
     signs = np.where(np.signbit(values) == np.signbit(wide), np.float32(1), np.float32(-1))
     numbers = np.divide(values, wide, out=signs, where=wide != 0)  # a zero keeps its sign

@@ -20,8 +20,8 @@ SMALLEST_SCALE = 2.0**-100
 class QuantizedCache:
     """Elements of one byte with a scale for each head of each token. x is element * scale.
 
-    Or elements of 16 bits, which have no scales: x is element. The planes before N are indexed like
-    those of an array: ``cache[layer, 0]``.
+    Or elements of 16 bits without scales: x is element. The planes before N are indexed like an
+    array's: ``cache[layer, 0]``.
     """
 
     elements: NDArray[Any]  # [..., N, B, Hkv, Dh], int8, float8_e4m3fn, bfloat16 or float16
@@ -73,7 +73,7 @@ def quantize(x: Floats, dtype: np.dtype[Any]) -> QuantizedCache:
     if dtype not in LARGEST:
         with np.errstate(over="ignore"):  # above 65504 float16 has infinity
             return QuantizedCache(x.astype(dtype), None)
-    with np.errstate(over="ignore"):  # float64 overflows to infinity, which becomes NaN
+    with np.errstate(over="ignore"):  # float64 overflows to infinity and becomes NaN
         scales = (np.abs(x).max(axis=-1) / LARGEST[dtype]).astype(np.float32)
     scales = np.where(np.isfinite(scales), scales, np.float32(np.nan))
     scales = np.where(scales < SMALLEST_SCALE, np.float32(0), scales)
