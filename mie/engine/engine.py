@@ -18,7 +18,7 @@ from mie.config.params.checks import (
     check_token_ids,
 )
 from mie.config.params.sampling import SamplingParams
-from mie.engine.constraint import Constraint, Constraints, new_constraint
+from mie.engine.constraints.constraint import Constraint, Constraints, new_constraint
 from mie.engine.rows import RowFault
 from mie.engine.step import StepMeter, StepOutput
 from mie.errors import RequestError

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.base.arithmetic import ceil_div
-from mie.engine.constraint import Constraints
+from mie.engine.constraints.constraint import Constraints
 from mie.engine.rows import Row, RowFault, take_forced
 from mie.memory.table import Moves
 from mie.model.decoder import Decoder

@@ -17,7 +17,7 @@ from mie.base.arithmetic import ceil_div
 from mie.base.logs import PreemptionWarnings
 from mie.checkpoint.weights import check_tied_head
 from mie.config.engine import EngineConfig
-from mie.engine.constraint import Constraints
+from mie.engine.constraints.constraint import Constraints
 from mie.engine.engine import Engine, Runner
 from mie.engine.overlap import OverlappingRunner
 from mie.engine.runner import ModelRunner

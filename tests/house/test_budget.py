@@ -13,8 +13,10 @@ import mie
 
 PACKAGE = Path(mie.__file__).parent
 ROOMS = ("memory", "sched", "engine", "model", "ops")
-MOST_LINES = 6400
-MOST_IMPORTED_LINES = 2440
+MOST_LINES = 6200
+MOST_IMPORTED_LINES = 2300
+TABLES = {"vllm_names.py"}
+"""Files of names alone, which nobody reads to understand the engine."""
 OF_CONFIG = {"mie.config.engine", "mie.config.params.checks", "mie.config.params.sampling"}
 """The modules of settings and parameters that the engine reads."""
 EXCUSED = {
@@ -28,7 +30,8 @@ def files_of_rooms(package: Path) -> list[Path]:
 
 
 def num_lines(paths: Iterable[Path]) -> int:
-    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
+    read = (path.read_text(encoding="utf-8") for path in paths if path.name not in TABLES)
+    return sum(len(text.splitlines()) for text in read)
 
 
 def names_imported(path: Path, *, is_eager: bool = False) -> Iterator[str]:

@@ -1,0 +1,1 @@
+"""Restrict the tokens of a row: constraints of structured outputs, and bad words."""
