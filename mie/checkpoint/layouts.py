@@ -18,9 +18,10 @@ Sources: `compressed_tensors.compressors`, AutoGPTQ's ``qlinear_cuda_old.py``, G
 ``convert_gptq_v1_to_v2_format``, AutoAWQ's ``packing_utils.py``, and OCP's specification of MX.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,24 +50,8 @@ class Tensor:
     shapes: tuple[Shape, ...]
 
 
-class Stored(Protocol):
-    """A matrix [N, K] in files."""
-
-    def tensors(self) -> Mapping[str, Tensor]:
-        """Return the tensors that the file must hold, by the ends of their names."""
-
-    def optional(self) -> frozenset[str]:
-        """Return the ends of names of tensors that a file may hold, and that are not used."""
-
-    def problem(self, read: Read) -> ModelError | None:
-        """Return the error if the small tensors of the matrix have values of no use."""
-
-    def rows(self, read: Read, first: int, last: int) -> QuantisedRows:
-        """Return the rows first … last - 1. Both are multiples of 8, or ``last`` is N."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class Layout(Stored):
+class Layout(ABC):
     """How the files hold one matrix [N, K] in one of the formats."""
 
     shape: tuple[int, int]
@@ -114,11 +99,21 @@ class Layout(Stored):
         codes: Any = "float8_e4m3fn" if is_float else small
         return Form(codes=codes, group=group, has_offsets=has_offsets)
 
+    @abstractmethod
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return the tensors that the file must hold, by the ends of their names."""
+
     def optional(self) -> frozenset[str]:
+        """Return the ends of names of tensors that a file may hold, and that are not used."""
         return frozenset()
 
     def problem(self, read: Read) -> ModelError | None:
+        """Return the error if the small tensors of the matrix have values of no use."""
         return None
+
+    @abstractmethod
+    def rows(self, read: Read, first: int, last: int) -> QuantisedRows:
+        """Return the rows first … last - 1. Both are multiples of 8, or ``last`` is N."""
 
     def _quantised(
         self, codes: NDArray[Any], scales: NDArray[Any], zeros: NDArray[np.int8] | None
