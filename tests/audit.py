@@ -7,6 +7,7 @@ two steps.
 
 from __future__ import annotations
 
+import argparse
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -29,6 +30,7 @@ from mie.sched.rows import RunningRows
 from mie.sched.scheduler import Scheduler
 from mie.structured.grammars import Grammars
 from mie.text.renderer import TemplateRenderer
+from mie.text.tokenizer import Tokenizer
 
 
 def llm_of(llm: LLM | AsyncLLM) -> LLM:
@@ -102,6 +104,28 @@ def replace_runner(engine: Engine, runner: Any) -> None:
         engine.runner = runner
 
 
+def steps_of(backend: Any) -> Any:
+    """Return the object that runs and captures the steps of a GPU."""
+    return backend._steps
+
+
+def captured_steps(backend: Any) -> dict[Any, Any]:
+    """Return the steps that a GPU can replay, the most recently used last."""
+    captured: dict[Any, Any] = backend._steps._captured
+    return captured
+
+
+def caches_of(engine: Engine) -> list[Any]:
+    """Return the KV cache and the swapped blocks, as the backend lays them out."""
+    runner = runner_of(engine)
+    return [cache for cache in (runner._kv_cache, runner._host_cache) if cache is not None]
+
+
+def states_of(engine: Engine) -> Any:
+    """Return the recurrent states, or None for a model without them."""
+    return runner_of(engine)._states
+
+
 def kv_cache_of(engine: Engine) -> Any:
     """Return the KV cache, as the backend lays it out."""
     return runner_of(engine)._kv_cache
@@ -125,6 +149,16 @@ def check_idle(llm: LLM | AsyncLLM) -> None:
 def queue_of(scheduler: Scheduler) -> WaitingQueue:
     """Return the waiting queue of a scheduler."""
     return scheduler._queue
+
+
+def actions_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Return the options, arguments and commands of a parser of command lines."""
+    return parser._actions
+
+
+def backend_of(tokenizer: Tokenizer) -> Any:
+    """Return the object of the library ``tokenizers`` inside a tokenizer."""
+    return tokenizer._backend
 
 
 def check_scheduler(scheduler: Scheduler) -> None:

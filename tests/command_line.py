@@ -16,14 +16,12 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from deadlines import PATIENCE, run
+
 # Warnings are errors here too, and text is UTF-8 in any locale.
 COMMAND = [sys.executable, "-W", "error", "-m", "mie"]
 ENVIRONMENT = {**os.environ, "PYTHONUTF8": "1", "COLUMNS": "80"}
 ENVIRONMENT.pop("PYTHONUNBUFFERED", None)  # or argparse would meet a closed pipe, and hide it
-
-PATIENCE = 240.0
-"""Seconds after which a silent process counts as failed, far more than a slow and busy machine
-needs."""
 
 NUMBERS = re.compile(
     r"\[(?P<requests>\d+) requests? · (?P<tokens>\d+) tokens? in [\d.]+ s · [\d.]+ tokens/s"
@@ -89,7 +87,7 @@ class _WarmProcess:
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         self._connection.close()
-        process.wait()
+        process.wait(PATIENCE)
 
 
 _warm_process = functools.cache(_WarmProcess)
@@ -99,8 +97,7 @@ def python(
     *arguments: str | Path, code: int = 0, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run a new Python process, check its exit code, and return it with its output."""
-    settings = {"capture_output": True, "text": True, "timeout": PATIENCE, **options}
-    done = subprocess.run([sys.executable, *map(str, arguments)], check=False, **settings)
+    done = run([sys.executable, *map(str, arguments)], **options)
     assert done.returncode == code, done.stderr[-2000:]
     return done
 

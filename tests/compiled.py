@@ -27,6 +27,11 @@ needs_numba = pytest.mark.skipif(
 LANES = 16
 CACHES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), **HALVES, **QUANTIZED}
 """The dtypes of caches' elements."""
+QUICK_CACHES = ("float32", "int8")
+"""The dtypes whose kernels `make test` compiles."""
+EACH_CACHE = [
+    pytest.param(name, marks=[] if name in QUICK_CACHES else [pytest.mark.slow]) for name in CACHES
+]
 
 
 @functools.cache  # each keeps threads

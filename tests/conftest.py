@@ -39,8 +39,13 @@ if hasattr(providers, "_get_local_constants"):
     # depends on the tests that a process ran before, and then so would the examples.
     providers._get_local_constants = lambda: providers._local_constants
 
-HANG_SECONDS = 1800
+HANG_SECONDS = {"quick": 600, "slow": 3600}
 """Time after which a test counts as hung, far more than any needs on a slow machine."""
+RARE = {("mode", "'random'"), ("mode", "'reverse'"), ("dtype", "'float16'")}
+"""Values for which `make test` builds no kernels: other orders of threads, and a second float of 16
+bits."""
+MOST_BUILDS = 3
+"""Number of cases of a test of CUDA kernels in `make test`."""
 _stderr = pytest.StashKey[int]()
 
 
@@ -60,7 +65,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """
     if os.environ.get("MIE_HYPOTHESIS") == "far":
         return (yield)
-    faulthandler.dump_traceback_later(HANG_SECONDS, exit=True, file=item.config.stash[_stderr])
+    seconds = HANG_SECONDS["slow" if item.get_closest_marker("slow") else "quick"]
+    faulthandler.dump_traceback_later(seconds, exit=True, file=item.config.stash[_stderr])
     try:
         return (yield)
     finally:
@@ -69,15 +75,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(optionalhook=True)  # `pytest -p no:xdist` has no such hook
 def pytest_xdist_auto_num_workers() -> int:
-    """Start two workers more than there are CPUs, because tests wait for programs."""
-    return (os.cpu_count() or 1) + 2
+    """Start a worker more than there are CPUs, because tests wait for programs."""
+    return (os.cpu_count() or 1) + 1
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let `make test` build few kernels and run few cases of tests marked so.
 
-    It keeps the cases that together have each value of each parameter, and marks the others slow.
+    It keeps the cases that together have each value of each parameter, but the rare ones, and marks
+    the others slow. Of a test of CUDA kernels it keeps few of these cases.
     """
     tests: dict[object, dict[pytest.Item, set[tuple[str, str]]]] = {}
     for item in items:
@@ -89,10 +96,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             values = {(name, repr(value)) for name, value in params.items()}
             tests.setdefault(item.function, {})[item] = values
     for cases in tests.values():
-        missing = set[tuple[str, str]]().union(*cases.values())
-        while missing:
-            kept = max(cases, key=lambda case: len(cases[case] & missing))
-            missing -= cases.pop(kept)
+        common = {case: values for case, values in cases.items() if not values & RARE} or cases
+        missing = set[tuple[str, str]]().union(*common.values())
+        most = MOST_BUILDS if next(iter(cases)).path.parent.name == "kernels" else len(cases)
+        for _ in range(most):
+            if not missing:
+                break
+            kept = max(common, key=lambda case: len(common[case] & missing))
+            missing -= common[kept]
+            del cases[kept]
+            common.pop(kept, None)
         for item in cases:
             item.add_marker(pytest.mark.slow)
 

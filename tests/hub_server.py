@@ -15,6 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from deadlines import join
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -43,7 +45,7 @@ class HubServer:
 
     def __exit__(self, *error: object) -> None:
         self._server.shutdown()
-        self._thread.join()
+        join(self._thread)
         self._server.server_close()
 
     def sha256(self, model: str, name: str) -> str:

@@ -103,6 +103,7 @@ def test_a_restart_goes_on_and_changes_no_answer(files: Files, expected, capsys)
 
 @pytest.mark.parametrize("num_whole", [0, 1])
 @pytest.mark.parametrize("end", [b"", b"\n", b"\0" * 9, b"\0" * 9 + b"\n"])
+@pytest.mark.few
 def test_a_torn_line_is_cut_be_it_the_first_or_not(files: Files, expected, num_whole, end):
     assert files.run(LINES[:2]) == 0
     lines = files.output.read_bytes().splitlines(keepends=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from command_line import COMMAND, ENVIRONMENT, mie
+from deadlines import PATIENCE
 
 from mie.base.version import __version__
 
@@ -27,6 +28,7 @@ def computed(text: bytes) -> str:
     return json.dumps(found)
 
 
+@pytest.mark.slow
 def test_a_simulation_gives_the_same_bytes_in_another_process(tmp_path: Path):
     """The other process has other hash seeds. The run has preemptions, chunks, prefix hits and
     forks."""
@@ -40,6 +42,7 @@ def test_a_simulation_gives_the_same_bytes_in_another_process(tmp_path: Path):
             capture_output=True,
             env={**ENVIRONMENT, "PYTHONHASHSEED": str(seed)},
             check=True,
+            timeout=PATIENCE,
         ).stdout
         for seed in (1, 2)
     ]

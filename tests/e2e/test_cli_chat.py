@@ -48,6 +48,7 @@ def test_a_full_context_is_reported_and_nothing_is_dropped() -> None:
     assert first == second
 
 
+@pytest.mark.slow
 def test_a_full_context_drops_the_oldest_turns_if_told_to() -> None:
     options = ("--max-model-len", "48", "--max-tokens", "8", "--ignore-eos")
     asked = b"Who are you?\n" * 5
@@ -63,7 +64,13 @@ def test_a_full_context_drops_the_oldest_turns_if_told_to() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "form"), [("run", "file"), ("chat", "text"), ("chat", "name"), ("generate", "file")]
+    ("command", "form"),
+    [
+        pytest.param("run", "file", marks=pytest.mark.slow),
+        ("chat", "text"),
+        pytest.param("chat", "name", marks=pytest.mark.slow),
+        pytest.param("generate", "file", marks=pytest.mark.slow),
+    ],
 )
 def test_a_chat_template_may_be_given(command: str, form: str, tmp_path: Path) -> None:
     """The template leaves a message out, and begins a story in its place."""
@@ -102,6 +109,7 @@ def test_a_chat_template_that_cannot_be_used_is_refused(command: str, tmp_path: 
     assert why in process.stderr.decode()
 
 
+@pytest.mark.slow
 def test_a_model_without_a_template_gets_a_remedy_that_works(tmp_path: Path) -> None:
     directory = tmp_path / "model"
     shutil.copytree(BUNDLED_DIRECTORY, directory)
@@ -158,7 +166,7 @@ class Terminal:
 
     def __exit__(self, *error: object) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.wait(PATIENCE)
         os.close(self.keyboard)
 
     def type(self, keys: str) -> None:
@@ -202,12 +210,14 @@ def test_a_terminal_needs_the_extra_and_names_it_before_anything_is_loaded(comma
     assert line.endswith("pip install prompt_toolkit rich)")
 
 
+@pytest.mark.slow
 def test_one_message_needs_no_extra_in_a_terminal(hidden) -> None:
     with Terminal(*GREEDY, "bundled", "Who are you?", command="run", **hidden) as terminal:
         assert "I am the tiny story model" in terminal.shown_until("model")
         assert terminal.process.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_answers_to_a_file_need_no_extra(tmp_path: Path, hidden) -> None:
     keyboard, terminal = pty.openpty()
     answers = tmp_path / "answers.txt"
@@ -231,6 +241,7 @@ def terminal() -> Iterator[Terminal]:
         yield terminal
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_a_greeting_and_a_prompt() -> None:
     pytest.importorskip("prompt_toolkit")
     with Terminal(*GREEDY) as terminal:
@@ -248,6 +259,7 @@ def test_a_terminal_shows_a_greeting_and_a_prompt() -> None:
         assert terminal.process.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_clears_the_line() -> None:
     pytest.importorskip("prompt_toolkit")
     with Terminal(*GREEDY) as terminal:
@@ -305,6 +317,7 @@ def test_the_last_message_can_be_edited(terminal: Terminal) -> None:
     terminal.shown_until(">")
 
 
+@pytest.mark.slow
 def test_a_missing_model_is_fetched_if_the_user_agrees(tmp_path: Path) -> None:
     pytest.importorskip("prompt_toolkit")
     files = {path.name: path.read_bytes() for path in BUNDLED_DIRECTORY.iterdir()}
@@ -334,6 +347,7 @@ def test_one_message_is_answered_and_may_come_from_a_file() -> None:
     assert long.stdout == b""
 
 
+@pytest.mark.slow
 def test_triple_quotes_work_in_a_pipe() -> None:
     process = mie("chat", *GREEDY, stdin=b'"""\nWho are\nyou?\n"""\n/help\n')
     assert process.returncode == 0
@@ -342,6 +356,7 @@ def test_triple_quotes_work_in_a_pipe() -> None:
     assert 'ends inside the message that """ began' in mie("chat", stdin=b'"""\n').stderr.decode()
 
 
+@pytest.mark.slow
 def test_unknown_commands_and_bad_input_are_named() -> None:
     process = mie("chat", *GREEDY, stdin=b"/exist\n")
     assert process.returncode == 1

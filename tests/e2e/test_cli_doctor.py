@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from command_line import COMMAND, ENVIRONMENT
 
 
@@ -47,6 +48,7 @@ def test_this_machine_is_examined() -> None:
     assert [line for line in words if line[0] == "backend"] == [["backend", "numpy", "works"]]
 
 
+@pytest.mark.slow
 def test_the_emulated_kernels_do_not_work_without_a_compiler() -> None:
     process = doctor("--backend", "cupy-emulated", CXX="no-such-compiler")
     assert process.returncode == 1
@@ -54,6 +56,7 @@ def test_the_emulated_kernels_do_not_work_without_a_compiler() -> None:
     assert "backend  cupy-emulated  does not work: the kernel emulator" in process.stdout
 
 
+@pytest.mark.slow
 def test_a_cupy_that_crashes_does_not_crash_the_doctor(tmp_path: Path) -> None:
     found = report("--backend", "cupy", PYTHONPATH=fake_module(tmp_path, "import os; os.abort()"))
     assert check(found, "CuPy")["status"] == "problem"
@@ -61,6 +64,7 @@ def test_a_cupy_that_crashes_does_not_crash_the_doctor(tmp_path: Path) -> None:
     assert found["backends"][0]["works"] is False
 
 
+@pytest.mark.slow
 def test_a_broken_numpy_is_a_problem_with_a_remedy(tmp_path: Path) -> None:
     code, value = (
         "raise ImportError('libopenblas: no such file')",

@@ -53,6 +53,7 @@ def test_one_prompt_is_answered_and_counted(outputs: list[RequestOutput]) -> Non
     assert int(numbers["blocks"]) == -(-num_in_cache // 4)
 
 
+@pytest.mark.slow
 def test_the_first_token_comes_before_the_others() -> None:
     pipe = NarrowPipe()
     with start("generate", *LONG, "Once upon a time", stdout=pipe.writer) as process:
@@ -154,6 +155,7 @@ def test_bad_lines_of_a_file_do_not_stop_the_others(tmp_path: Path) -> None:
     assert len(records) == len(expected) + len(served)
 
 
+@pytest.mark.slow
 def test_prompts_of_a_file_are_those_of_standard_input() -> None:
     prompts = b"Once upon a time\n\nOne day\n"
     piped = mie("generate", "--json", *GREEDY, "--n", "2", "--seed", "1", stdin=prompts)
@@ -222,6 +224,7 @@ def test_an_openai_batch_file_is_answered_in_its_own_form(tmp_path: Path) -> Non
         assert message in record["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_a_progress_bar(tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_bytes(b"One day\n")
     terminal, stderr = pty.openpty()
@@ -279,6 +282,7 @@ def test_misspelt_commands_and_options_suggest_the_nearest_name(arguments, messa
     "arguments",
     [("Once upon a time",), pytest.param(("--json", "One", "Two"), marks=pytest.mark.slow)],
 )
+@pytest.mark.slow
 def test_a_closed_pipe_ends_it_quietly(arguments: tuple[str, ...]) -> None:
     pipe = NarrowPipe()
     with start("generate", *LONG, *arguments, stdout=pipe.writer) as process:
@@ -292,6 +296,7 @@ def test_a_closed_pipe_ends_it_quietly(arguments: tuple[str, ...]) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.slow
 def test_a_full_disk_gives_one_line() -> None:
     with open("/dev/full", "wb") as full, start("generate", *GREEDY, "Hi", stdout=full) as process:
         errors = process.stderr.read().decode()
@@ -301,6 +306,7 @@ def test_a_full_disk_gives_one_line() -> None:
     assert len(errors.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_repeated_prompts_and_preemptions_are_counted() -> None:
     small = ("--num-blocks", "12", "--block-size", "4", "--watermark", "0")
     process = mie("generate", "--ignore-eos", "--max-tokens", "30", *small, "Hello", "Hello there")
@@ -309,10 +315,16 @@ def test_repeated_prompts_and_preemptions_are_counted() -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_closed_standard_error_is_not_an_error(outputs: list[RequestOutput]) -> None:
     command = shlex.join([*COMMAND, "generate", *GREEDY, "Once upon a time"])
     process = subprocess.run(
-        f"{command} 2>&-", shell=True, capture_output=True, env=ENVIRONMENT, check=True
+        f"{command} 2>&-",
+        shell=True,
+        capture_output=True,
+        env=ENVIRONMENT,
+        check=True,
+        timeout=PATIENCE,
     )
     assert process.stdout.decode() == outputs[0].outputs[0].text + "\n"
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import run_warm, start
+from command_line import PATIENCE, run_warm, start
 
 import mie.cli
 from mie.cli.parser import ROWS
@@ -44,7 +44,8 @@ NOT_RUN = {
 }
 """Expressions over the commands that are not run, and the reasons."""
 
-SLOW = {"benchmarks", "diff", "gpu/README", "kernels", "quantisation", "simulator"}
+SLOW = {"benchmarks", "diff", "gpu/README", "gpu/jetson", "index", "kernels", "page"}
+SLOW |= {"quantisation", "serving", "simulator", "structured", "tracing"}
 
 FILES = {
     "text.txt": "Once upon a time there was a fox.\n" * 8,
@@ -128,7 +129,9 @@ class Session:
                 process = run_warm(None, *words, stdin=b"Hello", directory=self.directory)
             else:
                 executable = {"python": [sys.executable], "curl": ["curl", "--fail"]}[first]
-                process = subprocess.run([*executable, *words], capture_output=True, cwd=ROOT)
+                process = subprocess.run(
+                    [*executable, *words], capture_output=True, cwd=ROOT, timeout=PATIENCE
+                )
         assert process.returncode == 0, (step, process.stderr.decode())
         return None
 
@@ -149,7 +152,7 @@ class Session:
 
 def stop(server: subprocess.Popen[bytes]) -> None:
     server.send_signal(signal.SIGTERM)
-    _, errors = server.communicate()
+    _, errors = server.communicate(timeout=PATIENCE)
     assert server.returncode == 0, errors.decode()
 
 

@@ -31,7 +31,13 @@ def test_every_example_is_tested() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == EXPECTED.keys()
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+QUICK = ("async_streaming", "basic", "beam_search", "structured")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in EXPECTED],
+)
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
     if name in ("story_record", "structured", "tools"):
         pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")

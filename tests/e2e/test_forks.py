@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 from audit import end_compile_worker, grammars_of
 from command_line import python
+from deadlines import within
 from forks import children
 
 from mie import LLM, SamplingParams
@@ -95,7 +96,7 @@ def test_forked_workers_get_the_parents_answers(alone: dict[str, str]) -> None:
     with FORK.Pool(2) as pool:
         answers = pool.map(answer, PROMPTS * 2, chunksize=1)
         pool.close()
-        pool.join()
+        within(pool.join)
     assert [(prompt, text) for prompt, text, _ in answers] == [(p, alone[p]) for p in PROMPTS * 2]
     assert os.getpid() not in {process for *_, process in answers}
 
@@ -120,7 +121,7 @@ def test_children_and_their_busy_parent_do_not_disturb_each_other(shared, alone)
         with FORK.Pool(2, maxtasksperchild=2) as pool:
             answers = pool.map(answer, PROMPTS, chunksize=1)
             pool.close()
-            pool.join()
+            within(pool.join)
     finally:
         stop.set()
         for thread in threads:
@@ -204,7 +205,7 @@ def test_forked_workers_compile_structured_outputs_of_their_own(shared: LLM) -> 
     with FORK.Pool(2) as pool:
         texts = pool.map(structured, range(4, 10), chunksize=1)
         pool.close()
-        pool.join()
+        within(pool.join)
     assert [len(text) for text in texts] == [4, 5, 6, 7, 8, 9]
     assert len(structured(10)) == 10
     end_compile_worker(grammars_of(shared))

@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 from command_line import python
+from deadlines import PATIENCE, join
 
 from mie import LLM, SamplingParams
 
@@ -147,7 +148,7 @@ class Interrupter:
     def close(self) -> None:
         self._is_over = True
         self._go.release()
-        self._thread.join()
+        join(self._thread)
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(2000, marks=SLOW)])
@@ -210,7 +211,7 @@ def program(alone: Alone) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
             assert len(workers) == 2
             yield process, workers
             process.stdin.close()
-            assert process.wait() == 0
+            assert process.wait(PATIENCE) == 0
         finally:
             process.kill()
 

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+PATIENCE = 240
+"""Seconds after which a program counts as hung."""
+
 LOAD = """
 import itertools, sys
 from tqdm import std
@@ -42,7 +45,7 @@ def shown_on_a_terminal(backend: str, how: str, cache: Path) -> str:
         while piece := os.read(leader, 100_000):
             shown += piece
     os.close(leader)
-    assert child.wait() == 0, shown
+    assert child.wait(PATIENCE) == 0, shown
     return shown.decode()
 
 

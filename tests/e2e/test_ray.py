@@ -20,7 +20,9 @@ def test_replicas_serve_as_one_engine_does(tmp_path: Path):
     log = tmp_path / "log"
     with log.open("w") as file:
         command = [sys.executable, str(ROOT / "scripts" / "ray_check.py")]
-        code = subprocess.run(command, stdout=file, stderr=file, cwd=ROOT, check=False).returncode
+        code = subprocess.run(
+            command, stdout=file, stderr=file, cwd=ROOT, check=False, timeout=3000
+        ).returncode
     text = log.read_text()
     assert code == 0, text[-4000:]
     found = json.loads(text[text.rindex('{\n  "problems"') :])

@@ -37,7 +37,11 @@ CASES = {
 
 @pytest.mark.parametrize(
     ("backend", "core"),
-    [("jit", ""), ("numpy", ""), pytest.param("numpy", "Haswell", marks=pytest.mark.slow)],
+    [
+        ("jit", ""),
+        pytest.param("numpy", "", marks=pytest.mark.slow),
+        pytest.param("numpy", "Haswell", marks=pytest.mark.slow),
+    ],
 )
 def test_any_process_and_any_number_of_threads_gives_the_same_bytes(backend, core, tmp_path):
     digests, numerics = {}, []

@@ -88,7 +88,7 @@ def step(engine, unfinished, got, happened):
 MODES = {"recompute": ({}, 0), "swap": ({"preemption_mode": "swap"}, 30)}
 
 
-@pytest.mark.parametrize("num_requests", [1000, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_requests", [400, pytest.param(3000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", MODES)
 def test_requests_through_96_blocks(mode, num_requests):
     config, num_host_blocks = MODES[mode]

@@ -72,7 +72,7 @@ def answers(
     [
         "numpy",
         pytest.param("jit", marks=needs_numba),
-        pytest.param("cupy-emulated", marks=needs_compiler),
+        pytest.param("cupy-emulated", marks=[needs_compiler, pytest.mark.slow]),
     ],
 )
 @pytest.mark.parametrize("preemption_mode", ["swap", "recompute"])

@@ -16,7 +16,7 @@ import numpy as np
 import test_jit_bits as bits
 import test_jit_operators as operators
 import tiny_models
-from compiled import CACHES, jit_backend
+from compiled import CACHES, QUICK_CACHES, jit_backend
 from guarded_memory import LAYOUT, GuardedNumpy, guarded
 from numpy.typing import NDArray
 from quantised_rows import quantised
@@ -72,7 +72,9 @@ for name in ("load_vector", "load_rope"):
 def products(step: int) -> None:
     """Every shape of a tile, at the sizes that are no multiples of anything."""
     backend = jit_backend(1)
-    kinds = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+    kinds = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)]
+    if step == 1:
+        kinds.append(np.dtype(np.float16))
     sizes = [(1, 1), (6, 20), (20, 6), (80, 96), (100, 130), (1, 65), (515, 64), (1024, 49)]
     for kind, (num_inputs, num_outputs) in [*itertools.product(kinds, sizes)][::step]:
         matrix = operators.normal(num_outputs, num_inputs).astype(kind)
@@ -121,7 +123,8 @@ def caches(step: int) -> None:
     """Writes and attention, where the sequences' blocks are the cache's first and last."""
     backend = jit_backend(1)
     sequences = [(1, 9), (5, 5), (1, 1), (7, 70), (1, 65), (50, 60), (1, 530)]
-    settings = [*itertools.product((2, 6, 20, 64, 80), CACHES, operators.BLOCK_SIZES)]
+    kinds = CACHES if step == 1 else QUICK_CACHES
+    settings = [*itertools.product((2, 6, 20, 64, 80), kinds, operators.BLOCK_SIZES)]
     for head_dim, stored, block_size in settings[::step]:
         num_blocks = sum(-(-length // block_size) for _, length in sequences)
         batch = step_batch(sequences, block_size, num_blocks)

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_models
-from compiled import CACHES, jit_backend, needs_numba
+from compiled import CACHES, QUICK_CACHES, jit_backend, needs_numba
+from deadlines import PATIENCE, join
 from numpy.typing import NDArray
 
 from mie.checkpoint.config import load_model_config
@@ -56,6 +57,8 @@ FORMS = (
 )
 """The forms of neighbouring matrices of a quantised model, and so of the parts of a fused one."""
 QUANTISED = "quantised"
+QUICK_LONGEST = 650
+"""Length of the longest sequence in `make test`."""
 BLOCK_SIZES = (1, 3, 4, 8, 16, 24, 32)
 
 seen: Counter[str] = Counter()
@@ -202,7 +205,11 @@ class Scenario:
 
 
 def draw(seed: int, models: dict[tuple[str, str], Model], longest: int) -> Scenario:
+    """Return a scenario; `make test` compiles the kernels of few formats."""
     rng = np.random.default_rng(seed)
+    weights, caches = [*WEIGHTS, QUANTISED], list(CACHES)
+    if longest == QUICK_LONGEST:
+        weights, caches = ["float32", "bfloat16", QUANTISED], [*QUICK_CACHES]
     names = list(CONFIGS)
     lengths = rng.integers(1, rng.choice([9, 40, 140]) + 1, rng.integers(1, 7))
     if rng.random() < 0.15:
@@ -210,8 +217,8 @@ def draw(seed: int, models: dict[tuple[str, str], Model], longest: int) -> Scena
     return Scenario(
         rng=rng,
         token_ids=[rng.integers(0, 39, length) for length in lengths.tolist()],
-        model=models[names[seed % len(names)], str(rng.choice([*WEIGHTS, QUANTISED]))],
-        stored=str(rng.choice(list(CACHES))),
+        model=models[names[seed % len(names)], str(rng.choice(weights))],
+        stored=str(rng.choice(caches)),
         block_size=int(rng.choice(BLOCK_SIZES)),
         most=int(rng.choice([1, 7, 60, 2000])),
     )
@@ -269,7 +276,7 @@ def test_no_bit_depends_on_the_batch(
 ):
     seen.clear()
     for seed in range(num_scenarios):
-        scenario = draw(seed, models, longest=650 if num_scenarios < 100 else 1200)
+        scenario = draw(seed, models, longest=QUICK_LONGEST if num_scenarios < 100 else 1200)
         wanted = alone(scenario)
         check(scenario, wanted, threads=seed % 4 + 1, is_eager=False)
         check(scenario, wanted, threads=scenario.rng.integers(1, 5).item(), is_eager=seed % 3 == 0)
@@ -283,7 +290,7 @@ def test_no_bit_depends_on_the_batch(
 @pytest.mark.parametrize("seed", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_forked_child_computes_the_same_bits(models: dict[tuple[str, str], Model], seed: int):
     """The child has the parent's program, whose threads it does not have."""
-    scenario = draw(seed, models, longest=650)
+    scenario = draw(seed, models, longest=QUICK_LONGEST)
     wanted = alone(scenario)
     check(scenario, wanted, threads=3, is_eager=False)
     fork = multiprocessing.get_context("fork")
@@ -299,9 +306,10 @@ def test_a_forked_child_computes_the_same_bits(models: dict[tuple[str, str], Mod
     process.start()
     sender.close()
     for _ in range(4):
+        assert receiver.poll(PATIENCE)
         assert receiver.recv() == [each.tobytes() for each in wanted]
         check(scenario, wanted, threads=3, is_eager=False)
-    process.join()
+    join(process)
     assert process.exitcode == 0
 
 

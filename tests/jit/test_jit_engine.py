@@ -5,8 +5,6 @@ although both sides compute in float32.
 """
 
 import gc
-import os
-import subprocess
 import sys
 import textwrap
 import threading
@@ -17,6 +15,7 @@ import numpy as np
 import pytest
 import test_jit_bits as bits
 from compiled import jit_backend, needs_numba
+from deadlines import join, run
 from small_pool import PROMPT, check_small_pool, stories
 from test_jit_bits import Model, Sequences, Stepper, models
 
@@ -239,8 +238,7 @@ def test_two_backends_run_at_once(models: dict[tuple[str, str], Model]):
     threads = [threading.Thread(target=replay, args=(number,)) for number in range(2)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    join(*threads)
     for mine, theirs in zip(found, wanted, strict=True):
         assert mine == theirs * 200
 
@@ -272,5 +270,5 @@ def test_backends_come_and_go():
         del backend
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    process = subprocess.run(command, env=os.environ, capture_output=True, text=True, check=False)
+    process = run(command)
     assert process.returncode == 0, process.stderr[-2000:]

@@ -10,6 +10,8 @@ import pytest
 from compiled import needs_numba
 
 pytestmark = needs_numba
+PATIENCE = 1500
+"""Seconds after which a program counts as hung."""
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -17,7 +19,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(script), *arguments]
     tests = script.parents[1]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tests, tests.parent)))}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
 
 
 @pytest.mark.parametrize("layout", ["start", "end"])

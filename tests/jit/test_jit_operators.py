@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compiled import CACHES, fill_cache, jit_backend, needs_numba, planes_of, scales_of
+from compiled import CACHES, EACH_CACHE, fill_cache, jit_backend, needs_numba, planes_of, scales_of
 from numpy.typing import NDArray
 from step_batches import step_batch
 
@@ -267,7 +267,7 @@ def same_bits(got: Array, wanted: Array) -> bool:
     return bool(equal.all())
 
 
-@pytest.mark.parametrize("stored", CACHES)
+@pytest.mark.parametrize("stored", EACH_CACHE)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_keys_and_values_are_rounded_exactly_as_defined(stored: str, head_dim: int):
     """Elements and scales have the bits of `quantize`, and no other slot changes.
@@ -359,14 +359,14 @@ def attend(
 MIXED = [(1, 9), (5, 5), (1, 1), (7, 70), (1, 64), (50, 120), (1, 65), (2, 3)]
 
 
-@pytest.mark.parametrize("stored", CACHES)
+@pytest.mark.parametrize("stored", EACH_CACHE)
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 def test_attention_with_any_block_size(stored: str, block_size: int):
     for window in (None, 1, 5, 66):
         attend(MIXED, stored=stored, block_size=block_size, window=window, seed=block_size)
 
 
-@pytest.mark.parametrize("stored", CACHES)
+@pytest.mark.parametrize("stored", EACH_CACHE)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_attention_with_any_head_size(stored: str, head_dim: int):
     for block_size in (4, 16):
@@ -387,7 +387,9 @@ LENGTHS = (511, 512, 513, 1023, 1024, 1025, 1100)
 """Around the ends of parts, which have 512 positions."""
 
 
-@pytest.mark.parametrize("stored", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize(
+    "stored", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow), "int8"]
+)
 @pytest.mark.parametrize("window", [None, 1, 64, 65, 511, 512, 513, 700])
 def test_attention_over_several_parts(stored: str, window: int | None):
     block_size = 24 if stored == "bfloat16" or window in (1, 511, 700) else 16
@@ -397,7 +399,7 @@ def test_attention_over_several_parts(stored: str, window: int | None):
     attend(sequences, stored=stored, block_size=block_size, group=2, window=window)
 
 
-@pytest.mark.parametrize("stored", ["float32", "fp8"])
+@pytest.mark.parametrize("stored", ["float32", pytest.param("fp8", marks=pytest.mark.slow)])
 def test_attention_hides_no_nan(stored: str):
     """A NaN in a key or a value, or in a query, reaches the result, and no other sequence's."""
     block_size, head_dim, lengths = 8, 20, [40, 1100, 17]

@@ -20,12 +20,8 @@ INT8 = Form(codes="int8", group=32, has_offsets=False)
 QUICK = [
     INT4,
     INT8,
-    Form(codes="int8", group=64, has_offsets=True),
-    Form(codes="int4", group=16, has_offsets=False),
     Form(codes="float8_e4m3fn", group=128, has_offsets=False),
     Form(codes="int4", group=32, has_offsets=True, has_units=True),
-    Form(codes="int4", group=16, has_offsets=False, has_units=True),
-    Form(codes="int8", group=16, has_offsets=False, has_units=True),
 ]
 EACH_FORM = [
     pytest.param(form, id=str(form), marks=[] if form in QUICK else [pytest.mark.slow])

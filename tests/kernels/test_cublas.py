@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import on_device
 import pytest
+from deadlines import PATIENCE
 from emulated import COMPILER, launcher, needs_compiler
 
 from mie.errors import ConfigError
@@ -80,7 +81,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     source, built = folder / "cublas.cpp", folder / "libcublas.so"
     source.write_text(LIBRARY)
     options = "-std=c++17 -O1 -shared -fPIC"
-    subprocess.run([COMPILER, *shlex.split(options), source, "-o", built], check=True)
+    subprocess.run(
+        [COMPILER, *shlex.split(options), source, "-o", built], check=True, timeout=PATIENCE
+    )
     return ctypes.CDLL(str(built))
 
 

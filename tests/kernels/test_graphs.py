@@ -12,6 +12,7 @@ import numpy as np
 import on_device
 import pytest
 import tiny_models
+from audit import captured_steps, steps_of
 from emulated import launcher, needs_compiler
 from test_kernels import cache_shape
 
@@ -95,10 +96,7 @@ class Run:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[] if name in ("biases", "stream") else [pytest.mark.slow])
-        for name in MODELS
-    ],
+    [pytest.param(name, marks=[] if name == "stream" else [pytest.mark.slow]) for name in MODELS],
 )
 def test_graph_and_eager_are_equal_bit_for_bit(tmp_path: Path, device: str, name: str):
     config, block_size, dtype = MODELS[name]
@@ -113,8 +111,8 @@ def test_graph_and_eager_are_equal_bit_for_bit(tmp_path: Path, device: str, name
     graphs = Run(model, device, 3, config=EngineConfig(**settings), dtype=dtype)
     eager_config = EngineConfig(**settings, enforce_eager=True)
     eager = Run(model, device, 3, config=eager_config, dtype=dtype)
-    assert len(graphs.backend._steps._captured) >= 3
-    assert not eager.backend._steps._captured
+    assert len(captured_steps(graphs.backend)) >= 3
+    assert not captured_steps(eager.backend)
     assert len(graphs.logits) == len(eager.logits)
     for got, wanted in zip(graphs.logits, eager.logits, strict=True):
         assert got.tobytes() == wanted.tobytes()
@@ -126,7 +124,12 @@ def test_graph_and_eager_are_equal_bit_for_bit(tmp_path: Path, device: str, name
 @needs_compiler
 @pytest.mark.parametrize(
     ("name", "in_a_layer", "others"),
-    [("biases", 5, 3), ("stream", 5, 3), ("streamed window", 5, 4), ("head norms", 5, 3)],
+    [
+        ("biases", 5, 3),
+        pytest.param("stream", 5, 3, marks=pytest.mark.slow),
+        pytest.param("streamed window", 5, 4, marks=pytest.mark.slow),
+        pytest.param("head norms", 5, 3, marks=pytest.mark.slow),
+    ],
 )
 def test_a_step_of_few_rows_has_few_launches(
     tmp_path: Path, name: str, in_a_layer: int, others: int
@@ -149,7 +152,7 @@ def test_a_step_of_few_rows_has_few_launches(
         engine.add_request([5, 6, 7], params)
     while engine.has_work:
         engine.step()
-    graphs = [step.launch.args[0] for step in backends[0]._steps._captured.values()]
+    graphs = [step.launch.args[0] for step in captured_steps(backends[0]).values()]
     num_layers = config["num_hidden_layers"]
     assert graphs
     assert {*map(len, graphs)} == {in_a_layer * num_layers + others}
@@ -176,8 +179,8 @@ def test_the_least_recently_used_graph_makes_room(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("mie.ops_gpu.steps.MAX_GRAPHS", 2)
     few = Run(model, "cupy-emulated", 3, config=EngineConfig(**settings), dtype=dtype)
     assert len(captured) >= 3
-    assert len(few.backend._steps._captured) == 2
-    assert list(few.backend._steps._captured)[-1] == Bucket(few.num_seqs[-1], ANY_LENGTH)
+    assert len(captured_steps(few.backend)) == 2
+    assert list(captured_steps(few.backend))[-1] == Bucket(few.num_seqs[-1], ANY_LENGTH)
     assert [each.tobytes() for each in few.logits] == [each.tobytes() for each in many.logits]
 
 
@@ -232,7 +235,7 @@ class Growing:
 @pytest.mark.parametrize(
     ("dtype", "batch_invariant", "max_lens", "window"),
     [
-        ("float16", False, {ANY_LENGTH}, None),
+        pytest.param("float16", False, {ANY_LENGTH}, None, marks=pytest.mark.slow),
         pytest.param("float16", False, {ANY_LENGTH}, 70, marks=pytest.mark.slow),
         ("float16", True, SPLIT, None),
         pytest.param("float32", False, SPLIT, None, marks=pytest.mark.slow),
@@ -252,8 +255,8 @@ def test_longer_contexts_need_no_more_graphs(
         for is_eager in (False, True)
     ]
     assert runs[0].outputs == runs[1].outputs
-    steps: Any = runs[0].backend._steps
-    assert set(steps._captured) == {Bucket(n, length) for n in (4, 16) for length in max_lens}
+    captured = captured_steps(runs[0].backend)
+    assert set(captured) == {Bucket(n, length) for n in (4, 16) for length in max_lens}
     for num_integers, used in zip(runs[0].uploaded, runs[0].used, strict=True):
         assert used < num_integers <= used + 10 * 16 + 3
 
@@ -261,16 +264,16 @@ def test_longer_contexts_need_no_more_graphs(
     monkeypatch.setattr("mie.ops_gpu.steps.TABLE_WIDTH", 40)
     narrow = Growing(dtype, window, enforce_eager=False, batch_invariant=batch_invariant)
     assert narrow.outputs == runs[0].outputs
-    steps = narrow.backend._steps
+    steps = steps_of(narrow.backend)
     assert steps._table_width == 256
-    tables = {each.batch.block_tables.shape for each in steps._captured.values()}
+    tables = {each.batch.block_tables.shape for each in captured_steps(narrow.backend).values()}
     assert tables == {(4, 256), (16, 256)}
 
 
 @needs_compiler
 @pytest.mark.parametrize(
     "name",
-    ["streamed window", *(pytest.param(n, marks=pytest.mark.slow) for n in ("biases", "stream"))],
+    ["biases", *(pytest.param(n, marks=pytest.mark.slow) for n in ("streamed window", "stream"))],
 )
 def test_padded_steps_access_only_their_own_memory(tmp_path: Path, name: str):
     """The checked build checks every access."""
@@ -296,7 +299,7 @@ def test_padded_steps_access_only_their_own_memory(tmp_path: Path, name: str):
         engine.add_request([5, 6, 7 + number], SamplingParams(max_tokens=4 + number))
     while engine.has_work:
         engine.step()
-    assert checked._steps._captured
+    assert captured_steps(checked)
 
 
 @needs_compiler

@@ -37,7 +37,9 @@ def first_instances(entry: Entry) -> Entry:
     return replace(entry, names=tuple(first.values()))
 
 
-@pytest.mark.parametrize(("version", "arch"), QUICK)
+@pytest.mark.parametrize(
+    ("version", "arch"), [pytest.param(*QUICK[0], marks=pytest.mark.slow), QUICK[1]]
+)
 def test_an_instance_of_each_kernel_keeps_to_the_ledgers(compilers, version: str, arch: int):
     """Each compiler takes half of the files. The slow test below compiles everything."""
     half = ENTRIES[QUICK.index((version, arch)) :: len(QUICK)]

@@ -40,6 +40,7 @@ def load(cupy: FakeCupy, folder: Path, config: Any, dtype: str, **settings: Any)
     )
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("async_scheduling", [False, True])
 @pytest.mark.parametrize("name", ["stream", "plain"])
 def test_the_first_requests_find_everything_ready(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_models
+from audit import steps_of
 from emulated import needs_compiler
 from engines import run_to_end
 from fake_cupy import FakeCupy, Violation, fake_cupy
@@ -69,7 +70,7 @@ def start(model: Path, cupy: FakeCupy | None, **settings: Any) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("async_scheduling", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_warm_step_only_queues_and_reads_its_tokens(
     fake_cupy: FakeCupy, model: Path, async_scheduling: bool
 ):
@@ -89,7 +90,7 @@ def test_a_warm_step_only_queues_and_reads_its_tokens(
 @pytest.mark.parametrize(
     ("checkpoint", "version", "chosen"),
     [
-        ("bfloat16", "14.0.0", "bfloat16"),
+        pytest.param("bfloat16", "14.0.0", "bfloat16", marks=pytest.mark.slow),
         ("float16", "14.0.0", "float16"),
         ("float32", "14.0.0", "float16"),
         ("bfloat16", "13.6.0", "float16"),
@@ -204,7 +205,7 @@ def test_writing_before_a_copy_has_read_is_noticed(
     fake_cupy: FakeCupy, machine: Model, monkeypatch: pytest.MonkeyPatch
 ):
     wanted = machine.backend.finish_sample(machine.draw(decodes(1, 2)))
-    staging = machine.backend._steps._staging
+    staging = steps_of(machine.backend)._staging
     staging._buffers = [staging._buffers[0]] * 2
     drawn = machine.draw(decodes(1, 2))
     machine.draw(decodes(3, 4))
@@ -230,7 +231,7 @@ OFFENCES = {
 @pytest.mark.parametrize("offence", OFFENCES)
 @pytest.mark.parametrize("is_eager", [False, True], ids=["while capturing", "in a steady step"])
 def test_a_violation_is_noticed(fake_cupy: FakeCupy, machine: Model, offence: str, is_eager: bool):
-    machine.backend._steps.enforces_eager = is_eager
+    steps_of(machine.backend).enforces_eager = is_eager
     machine.step()  # the first one may do anything
     fake_cupy.finish_streams()
     machine.also = lambda x: OFFENCES[offence](fake_cupy, x)

@@ -204,7 +204,7 @@ def answers(model: Path, backend: str, **settings: Any) -> list[Any]:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in MODELS[1:3] else []) for n in MODELS]
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in MODELS[1:] else []) for n in MODELS]
 )
 def test_models_give_the_tokens_of_numpy(tmp_path: Path, device: str, name: str):
     """Steps of decodes are captured and padded. Some sequences are preempted or swapped."""

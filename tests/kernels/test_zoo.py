@@ -28,7 +28,10 @@ pytestmark = needs_compiler
 BUGS = tomllib.loads(REPORTS.read_text())
 
 
-@pytest.fixture(scope="module", params=ORDERS)
+@pytest.fixture(
+    scope="module",
+    params=[ORDERS[0], *(pytest.param(order, marks=pytest.mark.slow) for order in ORDERS[1:])],
+)
 def launcher(request: pytest.FixtureRequest) -> QuickLauncher:
     return QuickLauncher(check=True, order=request.param, seed=3, limit_s=0.1)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +20,9 @@ FLAGS = (
 )
 PATIENCE = 300.0
 """Seconds after which something that should have happened has failed."""
+LIFETIME = 900.0
+"""Seconds after which a browser is killed, so that a test that waits for a page without a deadline
+fails."""
 LOOKS = int(50 * PATIENCE)
 """How often `Shown.until` looks, at intervals of 20 ms, before it gives up."""
 
@@ -56,9 +61,34 @@ def chromium(*flags: str) -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
+        before = descendants(os.getpid())
         browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS, *flags])
-        yield browser
-        browser.close()
+        started = descendants(os.getpid()) - before
+        end = threading.Timer(LIFETIME, kill, [started])
+        end.daemon = True
+        end.start()
+        try:
+            yield browser
+            browser.close()
+        finally:
+            end.cancel()
+
+
+def descendants(pid: int) -> set[int]:
+    """Return the processes below a process."""
+    found: set[int] = set()
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, children.read_text().split()):
+                found |= {child, *descendants(child)}
+    return found
+
+
+def kill(processes: Iterable[int]) -> None:
+    """Kill processes of which some may have ended."""
+    for each in processes:
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
 
 
 def sync_error() -> type[Exception]:

@@ -38,6 +38,8 @@ HOSTILE = (
     "a" + "*" * 20000,
 )
 
+pytestmark = pytest.mark.slow  # one browser opens in `make test`: test_page_in_browser.py
+
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[AsyncLLM]:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from audit import engine_of
 from browser import chromium, opened
+from deadlines import join
 from live_server import live
 
 from mie import AsyncLLM
@@ -112,7 +113,7 @@ def site(server: Attacked) -> Iterator[str]:
         thread.start()
         yield f"http://evil.test:{other.server_port}"
         other.shutdown()
-        thread.join()
+        join(thread)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from typing import Any
 import httpx2
 import pytest
 from browser import Shown, cells, chromium, opened
+from deadlines import PATIENCE
 from test_page_server import pool, serving
 
 from mie.events import read_log
@@ -113,7 +114,7 @@ def test_no_cell_is_false_over_a_long_run_with_restarts(browser: Any, tmp_path: 
                         if found is not None:
                             shown.append((number, found))
                 server.send_signal(signal.SIGTERM)
-                server.wait()
+                server.wait(PATIENCE)
     assert len(shown) > 0.98 * NUM_SCRUBS * len(POOLS)
     num_known = 0
     logs = [list(read_log(tmp_path / f"{number}.jsonl")) for number in range(len(POOLS))]

@@ -82,6 +82,7 @@ def test_a_request_sent_twice_hits_what_the_answer_says(shown: Shown) -> None:
     assert f"found {second} of its {usage['prompt_tokens']}" in sentence
 
 
+@pytest.mark.slow
 def test_a_fork_shares_the_prompt_and_each_writer_copies_once(shown: Shown) -> None:
     sentence = shown.do("fork")
     shown.settle()
@@ -116,6 +117,7 @@ def test_a_small_pool_preempts_as_often_as_the_counters_say(shown: Shown, url: s
     assert preempted[-1]["rule"] in shown.js(f"mie.describe({lane}.marks)")
 
 
+@pytest.mark.slow
 def test_a_long_prompt_is_computed_in_chunks_beside_answers(shown: Shown) -> None:
     sentence = shown.do("long")
     shown.settle()
@@ -176,6 +178,7 @@ def test_every_step_is_the_state_of_the_servers_replay(shown: Shown, url: str) -
     shown.js("document.getElementById('live').click()")
 
 
+@pytest.mark.slow
 def test_a_page_that_nobody_sees_leaves_its_connection_to_others(shown: Shown, url: str) -> None:
     hide = """is => {
         Object.defineProperty(document, "hidden", {value: is, configurable: true});
@@ -216,6 +219,7 @@ def test_tabs_share_one_stream_which_outlives_the_first(
     context.close()
 
 
+@pytest.mark.slow
 def test_page_server_and_metrics_agree(shown: Shown) -> None:
     shown.settle()
     assert "agree: 11 numbers" in shown.text("truth")
@@ -253,6 +257,7 @@ def ask(shown: Shown) -> None:
     shown.until("mie.answers()[0].state === 'done'")
 
 
+@pytest.mark.slow
 def test_no_step_shows_the_text_of_another_one(shown: Shown, url: str) -> None:
     last = httpx2.get(f"{url}/mie/state", timeout=PATIENCE).json()["step"]
     known = "mie.store.run.textOfBlock(mie.store.run.at(mie.store.step), block)"
@@ -270,6 +275,7 @@ def test_no_step_shows_the_text_of_another_one(shown: Shown, url: str) -> None:
     shown.js("document.getElementById('live').click()")
 
 
+@pytest.mark.slow
 def test_five_alternatives_are_shown_for_a_token(shown: Shown) -> None:
     shown.drawn()
     shown.page.hover(".answer .tokens span:nth-child(3)")
@@ -309,9 +315,9 @@ def test_axe_finds_nothing_serious(shown: Shown, theme: str) -> None:
     assert serious(shown, theme) == []
 
 
-@pytest.mark.few
 @pytest.mark.parametrize("theme", ["dark", "light"])
 @pytest.mark.parametrize("name", ["story.html", "chat"])
+@pytest.mark.slow
 def test_axe_finds_nothing_serious_on_the_other_pages(
     browser: Any, url: str, name: str, theme: str
 ) -> None:
@@ -320,6 +326,7 @@ def test_axe_finds_nothing_serious_on_the_other_pages(
         assert serious(other, theme) == []
 
 
+@pytest.mark.slow
 def test_the_tables_have_what_the_canvases_show(shown: Shown) -> None:
     shown.js("document.querySelectorAll('#tables details').forEach(each => { each.open = true; })")
     shown.until("document.querySelectorAll('#tables tbody tr').length")
@@ -377,6 +384,7 @@ def test_a_dropped_trace_is_what_the_command_shows(shown: Shown, trace: Path) ->
     shown.until("mie.store.run.isLive")
 
 
+@pytest.mark.slow
 def test_a_wrong_file_is_refused_and_nothing_is_lost(shown: Shown, tmp_path: Path) -> None:
     wrong = tmp_path / "photo.jsonl"
     wrong.write_text('{"no": "record"}\n')
@@ -386,6 +394,7 @@ def test_a_wrong_file_is_refused_and_nothing_is_lost(shown: Shown, tmp_path: Pat
     assert shown.js("mie.store.run.isLive")
 
 
+@pytest.mark.slow
 def test_one_file_opens_from_the_disk(browser: Any, trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "run.html"
     mie("trace", trace, "--html", out)
@@ -417,6 +426,7 @@ def test_a_key_is_asked_for_and_kept_in_a_cookie(browser: Any, engine: AsyncLLM)
         shown.until("document.getElementById('key')")
 
 
+@pytest.mark.slow
 def test_a_small_window_shows_everything_without_scrolling_sideways(browser: Any, url: str) -> None:
     size = {"width": 360, "height": 740}
     with opened(browser, f"{url}/", viewport=size, color_scheme="light") as shown:

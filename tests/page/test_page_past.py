@@ -9,6 +9,8 @@ from browser import Shown, chromium, opened
 from mie.page.assets import page_html
 from mie.page.cells import COLUMNS, PAGE_VERSION, SHOWN
 
+pytestmark = pytest.mark.slow  # one browser opens in `make test`: test_page_in_browser.py
+
 NUM_BLOCKS = 4
 
 

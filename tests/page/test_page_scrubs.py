@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from browser import Shown, cells, chromium, opened
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,6 +32,7 @@ SWAPS = {"preemption_mode": "swap", "watermark": 0.0, "max_num_seqs": 5, "batchi
 seen: Counter[str] = Counter()
 
 
+@pytest.mark.slow
 def test_every_state_of_a_random_run(tmp_path):
     page = tmp_path / "page.html"
     page.write_text(page_html([]))

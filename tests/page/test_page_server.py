@@ -13,6 +13,7 @@ import httpx2
 import pytest
 from browser import PATIENCE, Shown, opened
 from command_line import start
+from deadlines import join
 
 
 @contextmanager
@@ -29,8 +30,8 @@ def serving(port: int, *options: str) -> Iterator[tuple[subprocess.Popen[bytes],
         yield server, int(found[1])
     finally:
         server.kill()
-        reader.join()
-        server.communicate()
+        join(reader)
+        server.communicate(timeout=PATIENCE)
 
 
 def pool(num_blocks: int) -> tuple[str, ...]:
@@ -45,6 +46,7 @@ def shows(shown: Shown, num_blocks: int) -> None:
     assert "agree" in shown.text("truth")
 
 
+@pytest.mark.slow
 def test_a_page_outlives_its_server_and_never_mixes_two(browser: Any) -> None:
     with contextlib.ExitStack() as first:
         server, port = first.enter_context(serving(0, *pool(40)))
@@ -94,6 +96,7 @@ def test_a_demo_shows_sharing_copies_and_preemption_by_itself(browser: Any) -> N
             other.until("document.getElementById('notice').textContent.includes('has ended')")
 
 
+@pytest.mark.slow
 def test_a_fresh_server_offers_a_first_look_and_draws_a_part_of_a_large_pool(browser: Any) -> None:
     with (
         serving(0, *pool(20_000)) as (_, port),

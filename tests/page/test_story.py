@@ -43,6 +43,8 @@ IS_OPEN = (
     "&& mie.store.step === mie.chapters[{0}].to"
 )
 
+pytestmark = pytest.mark.slow  # one browser opens in `make test`: test_page_in_browser.py
+
 
 def test_the_story_goes_on_by_keys_from_chapter_to_chapter(browser: Any, site: str) -> None:
     with opened(browser, f"{site}/story.html") as shown:

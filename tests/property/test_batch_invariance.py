@@ -10,13 +10,13 @@ batch it replays programs.
 """
 
 import os
-import subprocess
 import sys
 from collections import Counter
 
 import numpy as np
 import pytest
 from compiled import needs_numba
+from deadlines import run
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rare import check_until_seen
@@ -199,6 +199,7 @@ def test_a_request_gets_the_same_result_alone_and_in_a_batch(directories, backen
 
 @pytest.mark.skipif("MIE_OTHER_KERNELS" in os.environ, reason="this is the run that it starts")
 @pytest.mark.parametrize("core", ["", "Haswell"])
+@pytest.mark.slow
 def test_batch_invariance_holds_under_other_kernels(core):
     """OpenBLAS chooses its kernels when it is loaded, so each choice takes a separate process."""
     # On AMD's Zen, OpenBLAS multiplies with the kernels for Haswell.
@@ -211,5 +212,5 @@ def test_batch_invariance_holds_under_other_kernels(core):
         environment["OPENBLAS_CORETYPE"] = core
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     command += ["-k", "not jit", __file__]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout[-3000:]
+    done = run(command, env=environment, timeout=1500)
+    assert done.returncode == 0, done.stdout[-3000:]

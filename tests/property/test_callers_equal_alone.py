@@ -13,6 +13,7 @@ import threading
 
 import pytest
 from audit import check_idle, loop_of
+from deadlines import join
 from scripted_llm import SETTINGS, expected, new_llm
 
 from mie import AsyncLLM, SamplingParams
@@ -127,8 +128,7 @@ def test_threads(tiny, settings):
         threads = [threading.Thread(target=guarded, args=(caller,)) for caller in callers]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        join(*threads)
         if failures:
             raise failures[0]
         while llm.has_work:

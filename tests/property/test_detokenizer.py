@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from audit import backend_of
 from hypothesis import example, given
 from hypothesis import strategies as st
 from small_tokenizers import BYTE_KINDS, DECODERS, KINDS, ODD_TOKENS, with_decoder
@@ -44,7 +45,7 @@ def test_deltas_join_to_decode(
 
 
 def by_library(tokenizer: Tokenizer, ids: list[int], skip: bool = True) -> str:
-    return str(tokenizer._backend.decode(ids, skip)) if ids else ""
+    return str(backend_of(tokenizer).decode(ids, skip)) if ids else ""
 
 
 @given(streams(), st.booleans())
@@ -72,7 +73,7 @@ texts = st.lists(characters, max_size=12).map("".join)
 def test_a_cut_destroys_no_complete_character(name: str, text: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[name]
     text = text.replace("▁", "") if name != "byte_level" else text
-    encoded = tokenizer._backend.encode(text, add_special_tokens=False)
+    encoded = backend_of(tokenizer).encode(text, add_special_tokens=False)
     ids, starts = encoded.ids, [start for start, _ in encoded.offsets]
     starts.append(len(text))
     assert tokenizer.decode(ids) == by_library(tokenizer, ids) == text

@@ -10,7 +10,7 @@ from itertools import chain
 import naive
 import numpy as np
 import pytest
-from audit import check_memory, check_scheduler, runner_of
+from audit import caches_of, check_memory, check_scheduler, states_of
 from compiled import needs_numba
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -220,13 +220,11 @@ def new_engine(model, config, num_host_blocks, backend):
         LoadSettings(engine=settings, backend=backend, dtype=dtype),
         constraints=Rules(),
     )
-    runner = runner_of(engine)
-    for cache in (runner._kv_cache, runner._host_cache):
-        if cache is not None:
-            (cache if backend == "numpy" else cache.elements).fill(np.nan)
-    if runner._states is not None:
-        runner._states.columns.fill(np.nan)
-        runner._states.states.fill(np.nan)
+    for cache in caches_of(engine):
+        (cache if backend == "numpy" else cache.elements).fill(np.nan)
+    if (states := states_of(engine)) is not None:
+        states.columns.fill(np.nan)
+        states.states.fill(np.nan)
     return engine
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deadlines import PATIENCE
+
 MAX_CPU_SECONDS = 4.0
 MAX_BYTES = 150_000_000
 """Limits of the cost of untrusted input before it is refused, above the idle process."""
@@ -97,7 +99,7 @@ class Zygote:
 
     def close(self) -> None:
         """End the process."""
-        self._process.communicate()
+        self._process.communicate(timeout=PATIENCE)
 
 
 def _plain(argument: object) -> object:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from audit import is_renderer_locked, render_worker
 from command_line import python
+from deadlines import join
 from forks import assert_ends
 from measured import Zygote
 
@@ -188,8 +189,7 @@ def test_many_threads_share_one_worker(own: TemplateRenderer) -> None:
     threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    join(*threads)
     assert results == {number: f"{number}:hello" * 20 for number in range(8)}
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hostile_requests import ASYNC, GROUPS, LARGEST
 from measured import Zygote
+from tables import quick_third
 
 from mie import LLM, EngineArgs, RequestLimits, SamplingParams
 from mie.errors import ConfigError, RequestError
@@ -15,13 +16,13 @@ from mie.errors import ConfigError, RequestError
 CASES = [(group, name) for group, cases in GROUPS.items() for name in cases]
 
 
-@pytest.mark.parametrize(("group", "name"), CASES)
+@pytest.mark.parametrize(("group", "name"), quick_third(CASES))
 def test_a_hostile_request_is_refused_by_name(zygote: Zygote, group: str, name: str) -> None:
     result = zygote.run("call", "hostile_requests:run", group, name)
     result.check_refused(GROUPS[group][name][1])
 
 
-@pytest.mark.parametrize(("group", "name"), CASES[::8])
+@pytest.mark.parametrize(("group", "name"), quick_third(CASES[::8]))
 def test_a_hostile_request_does_not_affect_a_running_one(zygote, group, name) -> None:
     result = zygote.run("call", "hostile_requests:run_beside_others", group, name)
     result.check_refused(GROUPS[group][name][1])

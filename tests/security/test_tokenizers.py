@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from audit import backend_of
 from measured import Zygote
 from small_tokenizers import KINDS
 
@@ -207,7 +208,7 @@ def test_pipes_devices_and_endless_files_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ordinary_tokenizers_pass_unchanged_with_their_parts_in_any_order(kind: str) -> None:
-    text = KINDS[kind]()._backend.to_str()
+    text = backend_of(KINDS[kind]()).to_str()
     values = json.loads(text)
     for given in (text, json.dumps(dict(sorted(values.items())), indent=1)):
         assert json.loads(checked_tokenizer(given, "tokenizer.json")) == values

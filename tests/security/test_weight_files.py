@@ -13,6 +13,7 @@ import tiny_models
 from hostile_files import HUGE, entry, model_directory, nested, safetensors, with_config
 from measured import Zygote
 from safetensors.numpy import save_file
+from tables import quick_third
 
 TENSOR = "model.norm.weight"
 
@@ -67,7 +68,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_directory(tmp_path_factory.mktemp("model"))
 
 
-@pytest.mark.parametrize("name", HEADERS)
+@pytest.mark.parametrize("name", quick_third((name,) for name in HEADERS))
 def test_a_hostile_header_is_refused(zygote: Zygote, model: Path, name: str) -> None:
     header, word = HEADERS[name]
     (model / "model.safetensors").write_bytes(safetensors(header(), bytes(4)))

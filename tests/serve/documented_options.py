@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterable, Set
 
+from audit import actions_of
+
 import mie.cli
 
 
@@ -10,7 +12,7 @@ def help_of(*words: str) -> str:
     """The output of ``--help``."""
     parser = mie.cli.new_parser()
     for word in words:
-        [action] = [each for each in parser._actions if each.choices and word in each.choices]
+        [action] = [each for each in actions_of(parser) if each.choices and word in each.choices]
         parser = action.choices[word]  # type: ignore[index]
     parser.first = ()  # the options of --help-all
     return parser.format_help()

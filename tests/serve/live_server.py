@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
+from deadlines import join
 
 from mie import AsyncLLM
 from mie.serve.app import create_app
@@ -41,7 +42,7 @@ def live(engine: AsyncLLM | ModelsEdge, config: ServeConfig | None = None) -> It
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
-            thread.join()
+            join(thread)
 
 
 @contextmanager

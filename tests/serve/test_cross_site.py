@@ -260,9 +260,11 @@ async def test_requests_without_a_key_are_no_attempts(engine, clock):
 async def test_wrong_keys_at_once_wait_one_after_another_or_are_refused(engine, monkeypatch):
     """They neither pile up nor keep the right key out."""
     may_go = asyncio.Event()
-    monkeypatch.setattr(
-        "mie.serve.page.shell.WrongKeys", lambda: WrongKeys(lambda: 0.0, lambda _: may_go.wait())
-    )
+
+    async def sleep(seconds):
+        await may_go.wait()
+
+    monkeypatch.setattr("mie.serve.page.shell.WrongKeys", lambda: WrongKeys(lambda: 0.0, sleep))
     async with client_of(engine, ServeConfig(keys=KEYS)) as client:
         wrong = {"authorization": "Bearer sk-two"}
         answers = [asyncio.ensure_future(client.get("/load", headers=wrong)) for _ in range(50)]

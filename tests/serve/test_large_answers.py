@@ -199,8 +199,11 @@ async def test_a_key_may_take_half_of_the_memory_and_leaves_the_rest(engine, mon
     assert num_bytes > 500_000
     loop = asyncio.get_running_loop()
 
+    async def allowed():
+        await may_write.wait()
+
     def held(self, choices):
-        asyncio.run_coroutine_threadsafe(may_write.wait(), loop).result(PATIENCE)
+        asyncio.run_coroutine_threadsafe(allowed(), loop).result(PATIENCE)
         return original(self, choices)
 
     monkeypatch.setattr(Writer, "parts_of", held)

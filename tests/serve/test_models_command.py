@@ -131,4 +131,4 @@ def test_the_command_serves_a_folder_until_sigterm(folder):
     finally:
         process.kill()
         process.stderr.close()
-        process.wait()
+        process.wait(PATIENCE)

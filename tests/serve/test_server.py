@@ -182,7 +182,7 @@ def process():
             found = re.search(r"listening on (https?://[\w.:]+)", line.decode())
             if found:
                 return child, found[1]
-        raise AssertionError(f"it ended: {child.wait()}")
+        raise AssertionError(f"it ended: {child.wait(PATIENCE)}")
 
     yield begin
     for child in started:

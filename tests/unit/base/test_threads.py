@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from deadlines import join
 
 from mie import AsyncLLM, SamplingParams
 from mie.base.threads import start_thread
@@ -51,7 +52,7 @@ def test_the_system_knows_the_names_of_threads() -> None:
         )
     finally:
         end.set()
-        thread.join()
+        join(thread)
         worker.close()
 
 

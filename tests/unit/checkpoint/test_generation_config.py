@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import small_tokenizers
 import tiny_models
+from audit import backend_of
 from gguf_files import gguf_bytes
 
 from mie import LLM, EngineArgs, SamplingParams
@@ -213,7 +214,7 @@ def test_the_first_line_of_a_conversation_gives_the_defaults_in_use(tmp_path, ca
 def with_tokenizer(directory: Path) -> int:
     """Add a tokenizer to a model directory, and return its end-of-sequence id."""
     tokenizer = small_tokenizers.byte_level()
-    tokenizer._backend.save(str(directory / "tokenizer.json"))
+    backend_of(tokenizer).save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
     assert tokenizer.eos_token_id is not None
     return tokenizer.eos_token_id

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from audit import actions_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,7 +68,7 @@ def test_an_error_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[str
 
 def commands_of(parser: argparse.ArgumentParser, *words: str) -> Iterator[tuple[str, ...]]:
     """Yield the words of each command, without those that have commands of their own."""
-    inner = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    inner = [each for each in actions_of(parser) if isinstance(each.choices, dict)]
     if not inner:
         yield words
     for action in inner:
@@ -103,7 +104,7 @@ def test_the_commands_with_most_options_have_a_short_help() -> None:
 def _shows_few(words: tuple[str, ...]) -> bool:
     parser: Any = new_parser()
     for word in words:
-        [action] = [each for each in parser._actions if isinstance(each.choices, dict)]
+        [action] = [each for each in actions_of(parser) if isinstance(each.choices, dict)]
         parser = action.choices[word]
     return bool(parser.first)
 
@@ -178,7 +179,7 @@ def test_a_shortened_option_is_refused_with_its_whole_name(
 
 def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     """Yield the parsers of all commands, and of the commands of commands."""
-    inner = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    inner = [each for each in actions_of(parser) if isinstance(each.choices, dict)]
     for action in inner:
         for each in action.choices.values():
             yield from leaves(each)
@@ -201,10 +202,10 @@ def test_no_option_of_any_command_may_be_shortened(
     tested: set[str] = set()
     for parser in leaves(new_parser([command])):
         parser.usage = "it takes long to write"
-        for action in parser._actions:
+        for action in actions_of(parser):
             action.required = action.required and not action.option_strings
-        words = ["x"] * sum(each.required for each in parser._actions)
-        known = {name for action in parser._actions for name in action.option_strings}
+        words = ["x"] * sum(each.required for each in actions_of(parser))
+        known = {name for action in actions_of(parser) for name in action.option_strings}
         names = sorted({each for each in known if each.startswith("--")} - tested)
         for name in names[COMMANDS.index(command) % 3 :: 3]:  # commands share many options
             short = name[: len(name) // 2 + 2]

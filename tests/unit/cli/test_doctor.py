@@ -4,13 +4,13 @@ import argparse
 import json
 import platform
 import re
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import python
 from packaging.requirements import Requirement
 
 from mie.cli import doctor
@@ -232,7 +232,7 @@ def test_the_modules_of_all_public_names_are_imported_to_judge_the_package() -> 
         "import sys, mie; from mie.cli.doctor import find_facts; "
         "assert find_facts('package') == {}; print(sorted({*mie._HOMES.values()} - {*sys.modules}))"
     )
-    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "[]\n"
+    assert python("-c", program).stdout == "[]\n"
 
 
 def test_a_module_that_cannot_be_imported_is_a_fact_about_the_package(monkeypatch) -> None:

@@ -2,10 +2,10 @@
 
 import importlib
 import pkgutil
-import subprocess
 import sys
 
 import pytest
+from deadlines import run
 
 import mie
 from mie.base.refusals import REFUSED
@@ -31,7 +31,7 @@ sys.meta_path.insert(0, Broken())
 )
 def test_a_name_that_cannot_be_loaded_is_refused_with_the_cause(name: str, error: str) -> None:
     program = BREAK.format(home=mie._HOMES[name], error=error) + f"from mie import {name}"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    found = run([sys.executable, "-c", program])
     assert found.returncode == 1
     assert "no __code__" in found.stderr.splitlines()[-1]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from audit import actions_of
 
 from mie import LLM, AsyncEngineArgs, EngineArgs, EngineConfig
 from mie.base.refusals import NEUTRAL
@@ -68,7 +69,7 @@ def test_the_constructors_have_every_setting_as_a_keyword(front: Any) -> None:
 
 
 def commands(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    return {name: action for action in parser._actions for name in action.option_strings}
+    return {name: action for action in actions_of(parser) for name in action.option_strings}
 
 
 def test_every_setting_has_an_option_with_its_help_and_no_default() -> None:

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from audit import check_scheduler
+from deadlines import PATIENCE, join
 from forks import exit_code_of_child
 
 from mie import LLM, SamplingParams
@@ -178,7 +179,7 @@ def test_a_fault_of_the_engine_itself_reaches_every_caller():
     barrier, errors = threading.Barrier(4), []
 
     def call():
-        barrier.wait()
+        barrier.wait(PATIENCE)
         try:
             own.generate([PROMPTS[0]], params(max_tokens=1000), use_tqdm=False)
         except EngineDeadError as error:
@@ -191,11 +192,10 @@ def test_a_fault_of_the_engine_itself_reaches_every_caller():
     threads = [threading.Thread(target=call) for _ in range(3)]
     for thread in threads:
         thread.start()
-    barrier.wait()
+    barrier.wait(PATIENCE)
     with pytest.raises(EngineDeadError, match="OSError: the device is gone") as caught:
         list(stream)
-    for thread in threads:
-        thread.join()
+    join(*threads)
     assert isinstance(caught.value.__cause__, OSError)
     assert len(errors) == 3
     for call_again in (own.step, lambda: own.generate("x"), lambda: own.add_request("x", params())):

@@ -14,6 +14,7 @@ import pytest
 import tiny_models
 from compiled import needs_numba
 from emulated import needs_compiler
+from tables import quick_third
 from tiny_models import TINY, TinyModel
 
 import mie.lab.diff.compare
@@ -125,7 +126,7 @@ def test_differences_of_infinities_and_nans():
 # Comparing.
 
 
-@pytest.mark.parametrize("family", TINY)
+@pytest.mark.parametrize("family", quick_third((family,) for family in TINY))
 def test_float32_is_within_tolerance_of_float64(tiny: dict[str, TinyModel], family: str):
     report = compare(workload(tiny[family]), F64, F32)
     assert report.is_within
@@ -179,7 +180,7 @@ def test_every_operator_has_a_model_in_which_it_is_changed():
 
 @pytest.mark.parametrize(
     ("family", "operator"),
-    [(family, operator) for family, operators in ROLES_OF.items() for operator in operators],
+    quick_third((family, operator) for family, roles in ROLES_OF.items() for operator in roles),
 )
 def test_a_fault_in_any_operator_is_found(tiny: dict[str, TinyModel], family: str, operator: str):
     with fault(operator):
@@ -198,7 +199,7 @@ def test_a_fault_in_any_operator_is_found(tiny: dict[str, TinyModel], family: st
 
 @pytest.mark.parametrize(
     ("name", "operator"),
-    [(name, operator) for name, operators in ROLES_OF_GOLDEN.items() for operator in operators],
+    quick_third((name, operator) for name, roles in ROLES_OF_GOLDEN.items() for operator in roles),
 )
 def test_a_fault_in_a_recurrence_or_a_gate_is_found_in_its_layer(name: str, operator: str):
     prompts = [[5, 6, 7, 8, 9, 10], [5, 6, 7, 12, 13]]

@@ -46,6 +46,7 @@ def answers(llm: LLM) -> list[Any]:
 @pytest.mark.few
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.few
 def test_no_schedule_changes_a_bit(name: str, backend: str) -> None:
     """Chunks, batches, forks, preemptions and threads, against one choice at a time."""
     alone = load(name, backend=backend, batch_invariant=True, max_num_seqs=1)
@@ -59,6 +60,7 @@ def test_no_schedule_changes_a_bit(name: str, backend: str) -> None:
 
 @pytest.mark.parametrize("form", ["int8", "int4"])
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.few
 def test_quantised_weights_serve_every_matrix(name: str, form: str) -> None:
     """Products with the dequantised weights give the same tokens, in float64 too."""
     wanted, got = (
@@ -82,6 +84,7 @@ def test_beams_equal_those_of_an_engine_without_room(name: str) -> None:
 @pytest.mark.few
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.few
 def test_a_hit_changes_no_bit(name: str, backend: str) -> None:
     """The second turns of conversations begin with a snapshot, and so do repeated prompts."""
     found = []
@@ -106,6 +109,7 @@ def test_a_hit_changes_no_bit(name: str, backend: str) -> None:
 @pytest.mark.few
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.few
 def test_a_swapped_sequence_goes_on_with_its_state(name: str, backend: str) -> None:
     small: dict[str, Any] = {"num_blocks": 9, "block_size": 8, "max_num_seqs": 6}
     small |= {"preemption_mode": "swap", "swap_space": 1 << 20}

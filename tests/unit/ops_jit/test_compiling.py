@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import small_tokenizers
+from audit import compile_worker
+from deadlines import join
 from forks import assert_ends, cpu_seconds_of_children
 
 from mie import StructuredOutputsParams
@@ -38,7 +40,7 @@ def hostile(number: int) -> StructuredOutputsParams:
 
 
 def worker_pid(grammars: Grammars) -> int:
-    worker = grammars._compiler._worker
+    worker = compile_worker(grammars)
     assert worker is not None
     return worker.pid
 
@@ -171,7 +173,7 @@ def test_grammars_that_are_dropped_end_their_worker(grammars: Grammars):
     pid = worker_pid(own)
     thread = own._compiler._thread
     if thread is not None:
-        thread.join()
+        join(thread)
     del own, thread
     assert_ends(pid)
 

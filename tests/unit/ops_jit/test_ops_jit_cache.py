@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from deadlines import PATIENCE
 
 pytest.importorskip("numba")
 
@@ -199,4 +200,4 @@ def start() -> subprocess.Popen[str]:
 
 def test_a_warm_start_does_not_import_numba(cache: Path) -> None:
     with start() as process:
-        assert process.communicate()[0].split()[1] == "False"
+        assert process.communicate(timeout=PATIENCE)[0].split()[1] == "False"

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from audit import backend_of
 from small_tokenizers import BYTE_KINDS, KINDS, wrap
 from tokenizers import Tokenizer as Backend
 
@@ -91,7 +92,7 @@ def test_special_tokens_are_skipped_kept_or_shown_beside_broken_characters(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_kept_tokens_stay_in_the_text_of_every_kind(kind: str) -> None:
-    backend = Backend.from_str(KINDS[kind]()._backend.to_str())
+    backend = Backend.from_str(backend_of(KINDS[kind]()).to_str())
     backend.add_special_tokens(["<x>", "<y>"])
     tokenizer = wrap(backend)
     ids = [tokenizer.token_to_id(token) for token in ("<x>", "<y>")]
@@ -101,7 +102,7 @@ def test_kept_tokens_stay_in_the_text_of_every_kind(kind: str) -> None:
 
 @pytest.mark.parametrize(("kind", "token"), [("no_decoder", "cat"), ("wordpiece", "the")])
 def test_spaces_between_special_tokens(kind: str, token: str) -> None:
-    backend = Backend.from_str(KINDS[kind]()._backend.to_str())
+    backend = Backend.from_str(backend_of(KINDS[kind]()).to_str())
     backend.add_special_tokens(["<x>", "<y>"])
     tokenizer = wrap(backend)
     word, x, y = (tokenizer.token_to_id(token) for token in (token, "<x>", "<y>"))

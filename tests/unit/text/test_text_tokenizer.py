@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from audit import backend_of
 from small_tokenizers import KINDS, SENTENCES
 from tokenizers import Tokenizer as Backend
 
@@ -13,7 +14,7 @@ from mie.text.tokenizer import Tokenizer
 
 
 def save(directory: Path, kind: str = "byte_level", **config: Any) -> Backend:
-    backend = KINDS[kind]()._backend
+    backend = backend_of(KINDS[kind]())
     backend.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     return backend
@@ -44,7 +45,7 @@ def test_add_bos_token_counts_where_the_post_processor_adds_none(tmp_path: Path)
 
 
 def test_truncation_and_padding_in_the_file_do_not_touch_prompts(tmp_path: Path) -> None:
-    backend = Backend.from_str(KINDS["byte_level"]()._backend.to_str())
+    backend = Backend.from_str(backend_of(KINDS["byte_level"]()).to_str())
     backend.enable_truncation(3)
     backend.enable_padding(length=50)
     backend.save(str(tmp_path / "tokenizer.json"))
