@@ -6,7 +6,7 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 READER = TESTS / "audit.py"
 """The file that may read private state."""
-BUDGET = 100
+BUDGET = 60
 """Number of times that all other files may read private state together."""
 PUBLIC = {"_replace", "_fields", "_asdict", "_exit"}
 """Names that belong to the interface of named tuples and of ``os``."""
