@@ -39,7 +39,7 @@ class KVCacheManager:
         num_host_blocks: int = 0,
         emit: Emit = lambda record: None,
     ) -> None:
-        """Manage ``num_blocks`` blocks, and what the ``parts`` keep beside them.
+        """Manage ``num_blocks`` blocks, and the memory of other layers in ``parts``.
 
         With parts, only full blocks are shared.
         """
@@ -188,7 +188,7 @@ class KVCacheManager:
     ) -> BlockTable:
         """Open the table that `find_allocation` just found, with blocks for all its tokens.
 
-        All tables of a request share its ``notes``, in which parts write what they must know of it.
+        All tables of a request share its ``notes``, which parts write and read.
         """
         path, partial, host = allocation.path, allocation.partial, allocation.host
         table = BlockTable(owner, row, allocation.token_ids)

@@ -7,7 +7,7 @@ REGION = 16
 
 
 class Cache(Protocol):
-    """Blocks that stay in the pool only until a table needs them. It keeps ``num_cached`` right."""
+    """Blocks that stay only until a table needs them, counted in `BlockPool.num_cached`."""
 
     @property
     def oldest(self) -> int | None:

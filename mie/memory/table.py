@@ -56,7 +56,7 @@ class BlockTable:
     has_run: bool = False
     """Whether a step has computed for it since its last copy or import, which is then done."""
     host: HostTable | None = None
-    """The copy of the table on the host, if it is about to be closed because it was swapped out."""
+    """The copy on the host of a table that is swapped out and about to be closed."""
     parts: list[Blocks] = field(default_factory=list)
     """More blocks of the table, which parts of the manager hold for it."""
 

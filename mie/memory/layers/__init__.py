@@ -1,1 +1,1 @@
-"""Parts of the manager, for layers that keep other things than the blocks of all tokens."""
+"""Manage the memory of layers that do not keep every token: sliding windows, recurrent states."""

@@ -1,4 +1,4 @@
-"""Define a part of the manager: what layers of another kind keep for the tokens of a table."""
+"""Define the parts of the manager, which hold the memory of layers that do not keep every token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Part(Protocol):
-    """What layers of another kind keep for each open table: blocks of a window, or a state.
+    """The memory of one kind of layers: blocks within a window, or states of recurrent layers.
 
     The manager calls its parts in the same order at the same places. So parts can be combined, and
     a model without such layers has a manager without parts.
@@ -20,10 +20,10 @@ class Part(Protocol):
 
     @property
     def name(self) -> str:
-        """Names the part in `Moves` and in the notes of a request."""
+        """The key of the part in `Moves` and in the notes of a request."""
 
     def reset(self, manager: KVCacheManager) -> None:
-        """Begin with nothing, as the part of a manager that has nothing."""
+        """Begin with empty memory, as the part of an empty manager."""
 
     def usable(self, path: list[Node], host: HostTable | None) -> list[Node]:
         """Return the longest beginning of a cached path that a table can share."""
@@ -32,31 +32,31 @@ class Part(Protocol):
         """Hold what a table shares, before it allocates blocks and others are evicted."""
 
     def open(self, table: BlockTable, allocation: Allocation, notes: dict[str, list[int]]) -> None:
-        """Follow the opening of a table that has its blocks.
+        """Take the memory of a new table. The table has its blocks.
 
-        ``notes`` belong to the request. They outlast its tables.
+        ``notes`` belong to the request, and outlast its tables.
         """
 
     def fork(self, parent: BlockTable, table: BlockTable) -> None:
-        """Follow the opening of a second table over the blocks of ``parent``."""
+        """Take the memory of a new table that is a fork of ``parent``."""
 
     def limit(self, table: BlockTable, count: int) -> int:
         """Return how many of the next ``count`` tokens one step may compute."""
 
     def commit(self, table: BlockTable) -> None:
-        """Follow a table whose stored tokens have grown, and whose full blocks are published."""
+        """Publish and release memory after a step. The full blocks of the table are published."""
 
     def stored(self, table: BlockTable) -> list[int] | None:
         """Return the part's blocks with stored tokens, or None if they cannot be swapped out."""
 
     def close(self, table: BlockTable) -> None:
-        """Release what the part keeps for a table. Copy it if the table has a ``host``."""
+        """Release the memory of a table. Copy it to the host if the table has a ``host``."""
 
     def take_moves(self) -> Moves:
         """Return the moves that must happen before the step computes. Each is returned once."""
 
     def end_step(self, *, has_moved: bool) -> None:
-        """Follow the end of a step. Moves that were not taken are discarded."""
+        """End a step. If not ``has_moved``, drop the contents that its moves were to make."""
 
 
 class BlockPart(Part, Protocol):
@@ -74,7 +74,7 @@ class BlockPart(Part, Protocol):
         """
 
     def grow(self, table: BlockTable, num_tokens: int) -> None:
-        """Follow the growth of a table, for which the needed blocks are available."""
+        """Take the blocks of a table that has grown. The needed blocks are available."""
 
     def restored(self, table: BlockTable, num_tokens: int) -> list[int]:
         """Take the blocks of a new table that its `stored` ones are copied back to."""

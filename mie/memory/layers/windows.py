@@ -221,7 +221,7 @@ class Windows:
         return moves
 
     def end_step(self, *, has_moved: bool) -> None:
-        """Discard the moves of a step that was abandoned."""
+        """Discard moves that were not taken."""
         self._moves = Moves()
 
     # A cache of the pool.
