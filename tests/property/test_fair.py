@@ -377,7 +377,7 @@ def test_the_client_with_most_seats_makes_way():
 def test_a_share_counts_the_blocks_of_layers_with_a_window():
     """Four short sequences hold fewer whole blocks than a long one, and more blocks in all."""
     window = Window(size=7, num_groups=5, block_size=2, max_chunk=8)
-    server = Server(num_seqs=40, longest=64, num_blocks=150, fair_turn=1, window=window)
+    server = Server(num_seqs=40, longest=64, num_blocks=158, fair_turn=1, window=window)
     for _ in range(4):
         server.add("short", 6, 40)
     server.add("long", 46, 10)
