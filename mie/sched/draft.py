@@ -9,6 +9,8 @@ from mie.sched.sequence import Request, Sequence
 class Budget:
     """The tokens that a step has left, for any request."""
 
+    __slots__ = ("left",)
+
     def __init__(self, left: int) -> None:
         self.left = left
 

@@ -137,19 +137,21 @@ class Scheduler:
 
         Tokens that must follow it (forced tokens) are computed with it, in a chunk.
         """
-        budget, order = step.budget, self._queue.by_preemption(self._step)
+        budget, decodes = step.budget, step.decodes
+        order = self._queue.by_preemption(self._step)
         for seq in order:  # a preempted sequence leaves it at the end
             if seq.is_prefilling:
                 continue
-            most, table = budget.most(seq.request), seq.table
+            request, table = seq.request, seq.table
+            most = budget.most(request)
             if not most or table is None:
                 continue
             if len(seq.token_ids) > table.num_writable and not self._grow(step, seq, order):
                 break
             count = len(seq.token_ids) - table.num_tokens
             if count == 1:
-                step.decodes.append(table.row)
-                budget.take(seq.request, 1)
+                decodes.append(table.row)
+                budget.take(request, 1)
             else:
                 self._add_chunk(step, seq, min(count, most))
 
