@@ -259,9 +259,8 @@ class Scheduler:
             if row is not None:
                 seq.logprobs.append(row)
             seq.token_ids.append(token_id)
-            may_end = token_id in seq.end_token_ids or len(seq.token_ids) >= seq.max_tokens
-            if may_end and (ending := seq.ending) is not None:
-                self.finish(seq, *ending)
+            if token_id in seq.end_token_ids or len(seq.token_ids) >= seq.max_tokens:
+                self._finish_at_end(seq)
         for row_id, run in result.forced.items():
             self._append_forced(row_id, run)
         return seqs
@@ -277,7 +276,7 @@ class Scheduler:
         chosen = [request.sequences[choice] for choice in chunk.choices]
         if chosen:
             self._rows.end_prefill(seq)
-            if seq is request.leader:
+            if seq is request.prefill_choice:
                 self._fork(seq, chosen)
         return chosen
 
@@ -287,7 +286,12 @@ class Scheduler:
         self._emit(("force", seq.seq_id, len(run)))
         seq.request.metrics.num_forced_tokens += len(run)
         seq.token_ids.extend(run)
-        if (ending := seq.ending) is not None:
+        self._finish_at_end(seq)
+
+    def _finish_at_end(self, seq: Sequence) -> None:
+        """End a sequence if the last token ends it."""
+        ending = seq.ending
+        if ending is not None:
             self.finish(seq, *ending)
 
     # Choices.
@@ -297,7 +301,7 @@ class Scheduler:
 
         The forks get rows and blocks without overtaking. The rows are reserved.
         """
-        if seq is seq.request.leader:
+        if seq is seq.request.prefill_choice:
             live = [each for each in seq.request.sequences if each.finish_reason is None]
             if len(live) > 1:
                 num_blocks = self.manager.num_available - self._num_reserved
@@ -345,14 +349,14 @@ class Scheduler:
             drop_host(seq, self.manager)
         else:
             return  # another choice computes its prompt
-        next_choice = seq.request.leader
+        next_choice = seq.request.prefill_choice
         if next_choice is not None:
             self._wait(next_choice, seq)
         self._emit(("finish", seq.seq_id, reason))
 
     def abort(self, request: Request, reason: FinishReason = "abort") -> None:
         """End every unfinished choice of a request."""
-        for seq in reversed(request.sequences):  # so that none becomes the leader in turn
+        for seq in reversed(request.sequences):  # so that none begins to compute the prompt
             self.finish(seq, reason)
 
     def preempt(self, seq: Sequence, by: Sequence | None) -> None:

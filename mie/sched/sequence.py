@@ -85,12 +85,12 @@ class Request:
         self.set_rank(self.rank)  # an exception may have come between its sequences
         for seq in self.sequences:
             seq.restore()
-        leader = self.leader
+        first = self.prefill_choice
         live = [seq for seq in self.sequences if seq.finish_reason is None]
-        return live if leader is None else [leader]
+        return live if first is None else [first]
 
     @property
-    def leader(self) -> Sequence | None:
+    def prefill_choice(self) -> Sequence | None:
         """The first unfinished choice, which computes the prompt for all choices.
 
         None once a choice has a token, because the choices have diverged.
@@ -204,11 +204,6 @@ class Sequence:
     def num_blocks(self) -> int:
         """The number of blocks in `held_ids`."""
         return self.table.num_held if self.table is not None else 0
-
-    @property
-    def block_ids(self) -> list[int]:
-        """The blocks of its table, which are none while it waits."""
-        return self.table.block_ids if self.table is not None else []
 
     @property
     def may_continue(self) -> bool:

@@ -388,7 +388,7 @@ def test_a_share_counts_the_blocks_of_layers_with_a_window():
         held[seq.request.client] += len(seq.held_ids)
     whole = Counter()
     for seq in server.scheduler.running:
-        whole[seq.request.client] += len(seq.block_ids)
+        whole[seq.request.client] += len(seq.table.block_ids)
     assert held["short"] > held["long"]
     assert whole["short"] < whole["long"], "whole blocks alone give another order"
     victim = queue_of(server.scheduler).by_preemption(6)[-1]

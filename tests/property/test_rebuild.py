@@ -251,7 +251,7 @@ class Run:
             seq
             for request in self.requests.values()
             for seq in request.sequences
-            if seq.finish_reason is None and request.leader in (None, seq)
+            if seq.finish_reason is None and request.prefill_choice in (None, seq)
         }
         assert queued == wanted
         for request in self.requests.values():

@@ -381,7 +381,7 @@ class Scheduling(RuleBasedStateMachine):
         queued = {*self.scheduler.running, *self.scheduler.waiting}
         for seq in seqs:
             goes_on = seq.finish_reason is None
-            assert (seq in queued) == (goes_on and seq.request.leader in (None, seq))
+            assert (seq in queued) == (goes_on and seq.request.prefill_choice in (None, seq))
         assert queued <= {*seqs}
 
     def teardown(self):
@@ -413,7 +413,7 @@ def state_of(request):
         return "swapped out"
     if not running:
         return "preempted" if live[0].was_admitted else "waiting"
-    if request.leader is not None and request.params.n > 1:
+    if request.prefill_choice is not None and request.params.n > 1:
         return "unforked"
     if any(not seq.was_admitted for seq in live):
         return "with choices that wait"
@@ -424,8 +424,8 @@ def state_of_choice(seq):
     """Return the state of a choice."""
     if seq.finish_reason is not None:
         return "ended"
-    if seq.request.leader is not None:
-        return "as leader" if seq is seq.request.leader else "led"
+    if seq.request.prefill_choice is not None:
+        return "in its prompt" if seq is seq.request.prefill_choice else "before the fork"
     return "running" if seq.table else "waiting"
 
 
@@ -438,7 +438,11 @@ OFTEN = (
 SOMETIMES = (
     *("partial hits, running", "aborted waiting", "aborted mid-prefill", "aborted decoding"),
     *("aborted preempted", "aborted swapped out", "aborted unforked"),
-    *("aborted with choices that wait", "choices finished as leader", "choices finished led"),
+    *(
+        "aborted with choices that wait",
+        "choices finished in its prompt",
+        "choices finished before the fork",
+    ),
     *("choices finished waiting", "aborted finished", "resets"),
 )
 

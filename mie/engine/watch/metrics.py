@@ -266,7 +266,10 @@ class EngineMetrics:
         return Snapshot(
             base=base,
             # A request without a token has given nothing yet.
-            records=[*records.values(), *(_record(r) for r in engine.requests if r.leader is None)],
+            records=[
+                *records.values(),
+                *(_record(r) for r in engine.requests if r.prefill_choice is None),
+            ],
             gauges=[
                 ("vllm:num_requests_running", {}, len(scheduler.running)),
                 ("vllm:num_requests_waiting", {}, num_waiting),
