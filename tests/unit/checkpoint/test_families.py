@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import python
 from model_files import GOLDEN, golden_values, greedy
 from tables import quick_third
+from tiny_models import QWEN3_TIED, random_weights, write_model
 
 from mie import LLM, SamplingParams
 from mie.checkpoint.config import load_model_config, model_config_from_hf
@@ -20,7 +22,8 @@ from mie.ops.weights.quantised import Form, QuantisedRows, dequantise
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
 RUN = [model for model in PUBLISHED if "refused" not in model]
 REFUSED = [model for model in PUBLISHED if "refused" in model]
-DOCS = Path(__file__).parents[3] / "docs" / "models.md"
+TESTS = Path(__file__).parents[2]
+DOCS = TESTS.parent / "docs" / "models.md"
 SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads"),
@@ -89,6 +92,51 @@ def test_a_llama_under_another_name_runs_only_if_that_is_asked_for() -> None:
         with pytest.raises(UnsupportedModelError) as error:
             model_config_from_hf({**config, **other})
         assert "hf_overrides" not in str(error.value)
+
+
+WITH_A_ROW = """
+import json, sys
+from pathlib import Path
+
+read_text = Path.read_text
+
+def with_a_row(path, **options):
+    text = read_text(path, **options)
+    if path.parts[-2:] != ("checkpoint", "families.json"):
+        return text
+    table = json.loads(text)
+    table["families"] |= json.loads(sys.argv[1])
+    return json.dumps(table)
+
+Path.read_text = with_a_row
+from model_files import greedy
+from mie.cli import main
+assert main(["inspect", "--families"]) == 0
+print(greedy(Path(sys.argv[2])))
+"""
+
+
+def test_a_plain_dense_family_needs_one_row(tmp_path: Path) -> None:
+    """The row has defaults, a flag and a name. The same weights give the tokens of Qwen3."""
+    row = {
+        "title": "Plain, one row",
+        "model_type": "plain",
+        "defaults": {"head_dim": QWEN3_TIED["head_dim"], "tie_word_embeddings": True},
+        "qk_norm": "head",
+        "names": {"q_norm": "self_attn.query_norm"},
+    }
+    weights = random_weights(QWEN3_TIED)
+    known = write_model(tmp_path / "known", QWEN3_TIED, weights)
+    config = {key: value for key, value in QWEN3_TIED.items() if key not in row["defaults"]}
+    config |= {"architectures": ["PlainForCausalLM"], "model_type": "plain"}
+    renamed = {name.replace("q_norm", "query_norm"): each for name, each in weights.items()}
+    new = write_model(tmp_path / "new", config, renamed)
+    with pytest.raises(UnsupportedModelError, match="PlainForCausalLM"):
+        load_model_config(new)
+    process = python("-c", WITH_A_ROW, json.dumps({"PlainForCausalLM": row}), new, cwd=TESTS)
+    *listed, tokens = process.stdout.splitlines()
+    assert any("Plain, one row" in line for line in listed)
+    assert json.loads(tokens) == greedy(known)
 
 
 def test_the_docs_have_the_table_of_families(capsys: pytest.CaptureFixture[str]) -> None:
