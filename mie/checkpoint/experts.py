@@ -4,7 +4,7 @@ from mie.checkpoint.family import Family
 from mie.checkpoint.json_reader import JsonReader
 from mie.checkpoint.size_limits import MAX_EXPERTS, MAX_EXPERTS_OF_MODEL, MAX_LAYERS, MAX_WIDTH
 from mie.errors import UnsupportedModelError, shown
-from mie.model.config import Experts
+from mie.model.layers.config import Experts
 
 
 def read_experts(reader: JsonReader, family: Family, num_layers: int) -> Experts | None:

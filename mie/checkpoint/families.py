@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 from mie.checkpoint.family import Family
-from mie.model.config import Names, RecurrentLayers
+from mie.model.config import Names
+from mie.model.layers.config import RecurrentLayers
 
 _TABLES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 _ROWS: Mapping[str, Mapping[str, Any]] = _TABLES["parts"] | _TABLES["families"]

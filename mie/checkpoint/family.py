@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mie.model.config import ExpertActivation, Names, QkNorm, RecurrentLayers
+from mie.model.config import Names, QkNorm
+from mie.model.layers.config import ExpertActivation, RecurrentLayers
 
 
 @dataclass(frozen=True, kw_only=True)

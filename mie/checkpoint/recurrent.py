@@ -8,7 +8,7 @@ from mie.checkpoint.json_reader import JsonReader
 from mie.checkpoint.refusals import activation_name
 from mie.checkpoint.size_limits import MAX_EPS, MAX_WIDTH, MIN_EPS
 from mie.errors import UnsupportedModelError, shown
-from mie.model.config import RecurrentConfig, RecurrentLayers
+from mie.model.layers.config import RecurrentConfig, RecurrentLayers
 from mie.ops.layers.recurrent_shape import Kind, RecurrentShape
 
 RECURRENT = "recurrent"

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from mie.model.config import ModelConfig, Names, RecurrentConfig
+from mie.model.config import ModelConfig, Names
+from mie.model.layers.config import RecurrentConfig
 
 Shape = tuple[int, ...]
 
@@ -28,6 +29,14 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
 def num_parameters(config: ModelConfig) -> int:
     """Return the number of weights of the model. Tied embeddings count once."""
     return sum(math.prod(shape) for shape in expected_tensors(config).values())
+
+
+def kv_bytes_per_token(config: ModelConfig, itemsize: int) -> int:
+    """Return the bytes of keys and values of one token in all layers.
+
+    ``itemsize`` is the size of one cache element: 4 bytes for float32, 2 for float16.
+    """
+    return 2 * config.num_attention_layers * config.num_kv_heads * config.head_dim * itemsize
 
 
 def _layer_tensors(config: ModelConfig, layer: int) -> dict[str, Shape]:

@@ -23,11 +23,12 @@ from mie.checkpoint.hub import HubName, find_cached
 from mie.checkpoint.hub_headers import without_data
 from mie.checkpoint.locate import locate_model
 from mie.checkpoint.size_limits import MAX_JSON_BYTES
-from mie.checkpoint.tensors import num_parameters
+from mie.checkpoint.tensors import kv_bytes_per_token, num_parameters
 from mie.cli.families import families_table
 from mie.config.arguments import format_size
 from mie.errors import ConfigError, ModelError, UnsupportedModelError, WeightsError, shown_text
-from mie.model.config import Experts, ModelConfig
+from mie.model.config import ModelConfig
+from mie.model.layers.config import Experts
 
 
 @dataclass(kw_only=True)
@@ -119,7 +120,7 @@ def _report(
     report.architecture = config.architecture
     report.num_parameters = num_parameters(config)
     report.weights_bytes_float32 = 4 * report.num_parameters
-    wide, narrow = config.kv_bytes_per_token(4), config.kv_bytes_per_token(2)
+    wide, narrow = kv_bytes_per_token(config, 4), kv_bytes_per_token(config, 2)
     report.kv_bytes_per_token_float32, report.kv_bytes_per_token_float16 = wide, narrow
     if kv_cache_memory_bytes is not None:
         report.kv_cache = {
@@ -202,7 +203,7 @@ def _facts(report: ModelReport) -> Iterator[tuple[str, str]]:
         loaded = format_size(report.weights_bytes_loaded or report.weights_bytes_float32 or 0)
         others = "with all others in float32" if report.forms else "as float32"
         yield "weights loaded", f"{loaded} {others}"
-        wide, narrow = (format_size(config.kv_bytes_per_token(width)) for width in (4, 2))
+        wide, narrow = (format_size(kv_bytes_per_token(config, width)) for width in (4, 2))
         yield "KV per token", f"{wide} in float32, {narrow} in 16 bits"
         if config.recurrent is not None:
             number = config.recurrent.shape.num_elements * config.layers_recurrent.count(True)

@@ -20,8 +20,7 @@ TABLES = {"vllm_names.py"}
 OF_CONFIG = {"mie.config.engine", "mie.config.params.checks", "mie.config.params.sampling"}
 """The modules of settings and parameters that the engine reads."""
 EXCUSED = {
-    ("model", "mie.ops.layers"),  # the forms of weights that a backend loads
-    ("model", "mie.ops.weights"),
+    ("model", "mie.ops.weights")  # the forms of weights that a backend loads
 }
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from mie.base.arithmetic import ceil_div
 from mie.checkpoint.config import load_model_config, model_config_from_hf
 from mie.checkpoint.locate import locate_model
-from mie.checkpoint.tensors import num_parameters
+from mie.checkpoint.tensors import kv_bytes_per_token, num_parameters
 from mie.errors import ConfigError
 from mie.lab.sim.costs import Costs
 from mie.model.config import ModelConfig
@@ -136,7 +136,7 @@ def costs_on(
     weight_bytes = ceil((layers * layer_bits + head * head_bits) / 8)
     num_windows = model.num_layers - model.layer_windows.count(None)
     num_whole = model.num_attention_layers - num_windows
-    layer_bytes = model.kv_bytes_per_token(device.itemsize) // max(1, model.num_attention_layers)
+    layer_bytes = kv_bytes_per_token(model, device.itemsize) // max(1, model.num_attention_layers)
     block_bytes = layer_bytes * (layout.num_layers if layout else model.num_attention_layers)
     memory = device.bandwidth * device.bandwidth_percent
     gemm = device.flops * device.gemm_percent

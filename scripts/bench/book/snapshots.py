@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.book.chapter import DEVICE, Result, Scale, percent, rows
 from bench.book.foresight import most_saved, reuses
+from mie.checkpoint.tensors import kv_bytes_per_token
 from mie.config.engine import EngineConfig
 from mie.lab.draws import Draws, LogNormal
 from mie.lab.sim.costs import SECOND
@@ -214,7 +215,7 @@ def run(scale: Scale) -> Result:
             "model": MODEL,
             "block_size": BLOCK_SIZE,
             "state_bytes": state_bytes(model),
-            "kv_bytes_per_token": model.kv_bytes_per_token(find_device(DEVICE).itemsize),
+            "kv_bytes_per_token": kv_bytes_per_token(model, find_device(DEVICE).itemsize),
         },
         "loads": {name: _compare(LOADS[name](), budgets) for name in names},
     }

@@ -18,7 +18,7 @@ from mie.checkpoint.families import FAMILIES
 from mie.checkpoint.tensors import recurrent_tensors
 from mie.errors import ConfigError, WeightsError
 from mie.memory.layers.states import States
-from mie.model.config import RecurrentConfig
+from mie.model.layers.config import RecurrentConfig
 from mie.ops.layers.recurrent_shape import RecurrentShape
 
 NAMES = ("lfm2_short_convs", "qwen35_delta", "olmo_hybrid", "granite4_mamba", "qwen3_next_experts")

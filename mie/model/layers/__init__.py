@@ -1,0 +1,1 @@
+"""Variants of layers: layers that keep a state, and layers with experts."""
