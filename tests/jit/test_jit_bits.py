@@ -342,7 +342,7 @@ def test_a_row_of_a_norm_or_gate_depends_on_no_other(width: int):
     rng = np.random.default_rng(width)
     x = rng.normal(size=(60, 2 * width)).astype(np.float32)
     weight = rng.normal(size=2 * width).astype(np.float32)
-    for name, arguments in (("rms_norm", (weight, 1e-5)), ("silu_mul", ())):
+    for name, arguments in (("rms_norm", (weight, 1e-5)), ("activate", ("silu",))):
         one = getattr(jit_backend(1), name)
         wanted = np.concatenate([one(x[i : i + 1], *arguments) for i in range(len(x))])
         for threads in (1, 3):
