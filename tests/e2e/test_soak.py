@@ -47,18 +47,18 @@ def soak(config, *, num_requests, max_tokens, num_blocks, num_host_blocks):
     engine = scripted_engine(EngineConfig(**settings), num_blocks, MAX_MODEL_LEN, num_host_blocks)
     manager, happened = engine.scheduler.manager, Counter()
     limit = min(MAX_MODEL_LEN, num_blocks * BLOCK_SIZE + 1)
-    todo, unfinished, got = random_requests(rng, num_requests, max_tokens), {}, {}
+    todo, unfinished, expected = random_requests(rng, num_requests, max_tokens), {}, {}
     while True:
         for prompt, params, labels in islice(todo, 40 - len(unfinished)):
-            request_id = engine.add_request(prompt, params, **labels)
-            unfinished[request_id] = params.n
+            request = engine.add_request(prompt, params, **labels)
+            unfinished[request.request_id] = request
             for choice in range(params.n):
-                expected = expected_tokens(prompt, params, choice=choice, limit=limit)
-                got[request_id, choice] = ([], expected)
+                answer = expected_tokens(prompt, params, choice=choice, limit=limit)
+                expected[request.request_id, choice] = answer
         if not unfinished:
             break
-        step(engine, unfinished, got, happened)
-    assert len(got) == happened["choices finished"] >= num_requests
+        step(engine, unfinished, expected, happened)
+    assert len(expected) == happened["choices finished"] >= num_requests
     assert not engine.has_work
     assert manager.num_used == 0
     check_scheduler(engine.scheduler)
@@ -66,21 +66,17 @@ def soak(config, *, num_requests, max_tokens, num_blocks, num_host_blocks):
     return engine, happened
 
 
-def step(engine, unfinished, got, happened):
+def step(engine, unfinished, expected, happened):
     output = engine.step()
     happened["preemptions"] += output.stats.num_preempted
     happened["blocks swapped out"] += output.stats.num_exported
     happened["blocks swapped in"] += output.stats.num_imported
     assert output.stats.num_blocks_used <= engine.scheduler.manager.num_blocks
-    for new in output.outputs:
-        tokens, (expected, reason) = got[new.request_id, new.index]
-        tokens.extend(new.token_ids)
-        if new.finish_reason is not None:
-            assert (tokens, new.finish_reason) == (expected, reason)
-            happened["choices finished"] += 1
-            unfinished[new.request_id] -= 1
-            if not unfinished[new.request_id]:
-                del unfinished[new.request_id]
+    for request_id in output.request_ids:
+        if unfinished[request_id].is_finished:
+            for seq in unfinished.pop(request_id).sequences:
+                assert (seq.output_ids, seq.finish_reason) == expected[request_id, seq.index]
+                happened["choices finished"] += 1
     if engine.stats.num_steps % 50 == 0:
         check_scheduler(engine.scheduler)
 

@@ -146,18 +146,17 @@ def test_a_long_answer_takes_no_more_blocks_than_its_windows_reach(ministral, ba
         ministral.directory, LoadSettings(engine=config, backend=backend, dtype="float32")
     )
     params = SamplingParams(temperature=0, max_tokens=70, ignore_eos=True)
-    engine.add_request(SHARED, params, "0")
+    [sequence] = engine.add_request(SHARED, params, "0").sequences
     most, manager = 0, engine.scheduler.manager
     windows = manager.part(Windows)
     assert windows is not None
-    tokens: list[int] = []
     while engine.has_work:
-        output = engine.step()
-        tokens += [token for new in output.outputs for token in new.token_ids]
+        engine.step()
         most = max(most, manager.num_used)
         [*running] = engine.scheduler.running
         for seq in running:
             assert len(windows.tables[seq.table].entries) <= 5  # ceil((4 + 8 + 3) / 4) + 1
+    tokens = sequence.output_ids
     assert len(tokens) == 70
     assert most <= 24 + 4 * 5
     expected, _, _ = naive.generate(

@@ -143,21 +143,20 @@ def outcome(directory, requests, config, backend):
     engine = load_engine(directory, LoadSettings(engine=own, backend=backend, **of_model))
     seen[backend, str(config["quantization"])] += 1
     tokens, logprobs, prompts = {}, {}, {}
-    waiting, step = dict(requests), 0
+    waiting, step, added = dict(requests), 0, {}
     while waiting or engine.has_work:
         for name in [name for name, (*_, at) in waiting.items() if at <= step]:
             prompt, params, _ = waiting.pop(name)
-            engine.add_request(prompt, SamplingParams(logprobs=-1, **params), str(name))
-        output = engine.step()
-        for name, rows in output.prompt_logprobs.items():
-            prompts.setdefault(int(name), []).extend(map(by_id, rows))
-        for new in output.outputs:
-            key = int(new.request_id), new.index
-            tokens.setdefault(key, []).extend(new.token_ids)
-            logprobs.setdefault(key, []).extend(map(by_id, new.logprobs))
-            if new.finish_reason is not None:
-                seen[backend, "prefix hits"] += new.metrics.num_cached_tokens > 0
+            added[name] = engine.add_request(prompt, SamplingParams(logprobs=-1, **params))
+        engine.step()
         step += 1
+    for name, request in added.items():
+        if request.prompt_logprobs:
+            prompts[name] = [*map(by_id, request.prompt_logprobs)]
+        for seq in request.sequences:
+            tokens[name, seq.index] = seq.output_ids
+            logprobs[name, seq.index] = [*map(by_id, seq.logprobs)]
+            seen[backend, "prefix hits"] += request.metrics.num_cached_tokens > 0
     for segment in engine.log.segments():
         for records in segment.steps:
             seen.update((backend, record[0]) for record in records)

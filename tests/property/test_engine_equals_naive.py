@@ -245,14 +245,14 @@ class Run:
         # {(request, choice): …}
         self.tokens, self.logprobs, self.reasons = {}, {}, {}
         # {request: …}
-        self.scored, self.numbers, self.aborted, self.failed = {}, {}, set(), set()
+        self.requests, self.numbers, self.aborted, self.failed = {}, {}, set(), set()
         requests, aborts = scenario["requests"], scenario["aborts"]
         waiting, step = dict(enumerate(requests)), 0
         while waiting or engine.has_work:
             for index in [i for i, request in waiting.items() if request[2] <= step]:
                 prompt, params, _, labels = waiting.pop(index)
                 params = SamplingParams(**as_sampling(params))
-                engine.add_request(prompt, params, str(index), **labels)
+                self.requests[index] = engine.add_request(prompt, params, str(index), **labels)
                 self.numbers[index] = len(self.numbers)
             for index in [i for i in self.numbers if aborts.get(i) == step]:
                 engine.abort(str(index))
@@ -264,6 +264,11 @@ class Run:
             assert step < 2000, "the engine has work and does nothing"
         assert engine.scheduler.manager.num_used == 0, "a block was not freed"
         check_memory(engine.scheduler.manager, [])
+        self.scored = {
+            index: [row.logprobs[0] for row in request.prompt_logprobs]
+            for index, request in self.requests.items()
+            if request.prompt_logprobs
+        }
         self.count()
 
     def take_in(self, output):
@@ -272,19 +277,26 @@ class Run:
         used = stats.num_prefill_tokens + stats.num_decode_tokens
         assert used <= self.config["max_num_batched_tokens"]
         assert stats.num_running <= self.config["max_num_seqs"]
-        for request_id, rows in output.prompt_logprobs.items():
-            self.scored.setdefault(int(request_id), []).extend(row.logprobs[0] for row in rows)
-        for new in output.outputs:
-            key = int(new.request_id), new.index
-            self.tokens.setdefault(key, []).extend(new.token_ids)
-            self.logprobs.setdefault(key, []).extend(row.logprobs[0] for row in new.logprobs)
-            assert key not in self.reasons, "goes on after its end"
-            if new.finish_reason is not None:
-                self.reasons[key] = new.finish_reason
-                seen["prefix hits"] += new.metrics.num_cached_tokens > 0
-                params = self.scenario["requests"][key[0]][1]
-                skips = params.get("skip_reading_prefix_cache")
-                assert not (skips and new.metrics.num_cached_tokens)
+        for index in map(int, output.request_ids):
+            request = self.requests[index]
+            for seq in request.sequences:
+                if seq.num_generated:
+                    self.take_in_choice((index, seq.index), seq, request.metrics.num_cached_tokens)
+
+    def take_in_choice(self, key, seq, num_cached_tokens):
+        tokens = seq.output_ids[: seq.num_final]
+        if key in self.reasons:
+            assert tokens == self.tokens[key], "goes on after its end"
+            return
+        before = self.tokens.get(key, [])
+        assert tokens[: len(before)] == before, "an earlier token changed"
+        self.tokens[key] = tokens
+        self.logprobs[key] = [row.logprobs[0] for row in seq.logprobs]
+        if seq.finish_reason is not None:
+            self.reasons[key] = seq.finish_reason
+            seen["prefix hits"] += num_cached_tokens > 0
+            params = self.scenario["requests"][key[0]][1]
+            assert not (params.get("skip_reading_prefix_cache") and num_cached_tokens)
 
     def count(self):
         """Count how often the cases that make scheduling hard occurred."""

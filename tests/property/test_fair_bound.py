@@ -98,7 +98,7 @@ def steps_to_first_token(config, num_others, num_host_blocks, requests, arrival,
     for steps in range(1, 2000):
         stream.send(arrival + steps)
         engine.step()
-        if engine.request(only) is None:
+        if only.is_finished:
             return steps
     return math.inf
 
@@ -138,7 +138,7 @@ def test_a_short_request_beside_two_long_ones_on_two_seats():
         engine.step()
     short = engine.add_request([6] * 8, SamplingParams(max_tokens=4, ignore_eos=True), client="b")
     num_steps = 0
-    while engine.request(short) is not None:
+    while not short.is_finished:
         engine.step()
         num_steps += 1
     assert num_steps <= 4
