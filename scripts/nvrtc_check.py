@@ -1,15 +1,13 @@
 #!/usr/bin/env python
-"""Compile every kernel for every target with NVRTC, as CuPy would, and compare with the ledgers.
+"""Compile every kernel for every target with NVRTC, as CuPy would, and compare with the ledger.
 
     scripts/nvrtc_check.py                  the checks of `make test-all`
-    scripts/nvrtc_check.py --update         write the kernels' present needs into the ledgers
-    scripts/nvrtc_check.py --show rms_norm  print the loops of kernels with this in their names
+    scripts/nvrtc_check.py --update         write the kernels' present needs into the ledger
 
-This needs neither a GPU nor a driver nor CuPy. `pip install '.[nvrtc]'` brings two compilers
-(loaded through ctypes) and a disassembler. The compilers get no CUDA headers, because users have
-none either. The ledger of resources, tests/kernels/ledger.json, holds for each kernel and target
-[registers, bytes of static shared memory, bytes of stack]. More than that is a failure, and so is
-any spilled register. gpu/sass_ledger.py describes the ledger of machine code.
+This needs neither a GPU nor a driver nor CuPy. `pip install '.[nvrtc]'` brings two compilers, which
+are loaded through ctypes. The compilers get no CUDA headers, because users have none either. The
+ledger, tests/kernels/ledger.json, holds for each kernel and target [registers, bytes of static
+shared memory, bytes of stack]. More than that is a failure, and so is any spilled register.
 """
 
 import argparse
@@ -18,15 +16,11 @@ import json
 import re
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu import sass, sass_ledger
 from gpu.nvrtc_kernels import ENTRIES, ROOT, Entry
-from gpu.sass import Counts
-from gpu.sass_ledger import Profile
 
 from mie.base.cache_dir import open_cache, read_json, write_json
 from mie.ops_gpu.nvrtc import Compiled, Nvrtc
@@ -54,13 +48,6 @@ class Usage(NamedTuple):
 
 Usages = dict[str, Usage]
 """The usage of each kernel, by names such as "rms_norm.cu rms_norm<float>"."""
-
-
-class Report(NamedTuple):
-    """The needs of the kernels on one target. Without a disassembler there are no profiles."""
-
-    usages: Usages
-    profiles: dict[str, Profile]
 
 
 def compile_file(
@@ -107,56 +94,29 @@ def options_for(arch: int, extra: Sequence[str] = ()) -> list[str]:
     return [*NVRTC_OPTIONS, *extra, f"-arch=sm_{arch}", *CUPY_OPTIONS, REPORT_OPTION]
 
 
-def compile_all(nvrtc: Nvrtc, arch: int, entries: Sequence[Entry] = ENTRIES) -> Report:
+def compile_all(nvrtc: Nvrtc, arch: int, entries: Sequence[Entry] = ENTRIES) -> Usages:
     """Return the needs of every kernel on one target."""
-    report = Report({}, {})
-    for entry in entries:
-        usages, counts = _compile_once(nvrtc, entry, arch)
-        for name, usage in usages.items():
-            kernel = f"{entry.file} {name}"
-            report.usages[kernel] = usage
-            if name in counts:
-                report.profiles[kernel] = Profile(
-                    warps=sass_ledger.resident_warps(
-                        arch,
-                        threads=entry.threads,
-                        registers=usage.registers,
-                        shared_bytes=usage.shared + entry.shared_bytes(name),
-                    ),
-                    **counts[name]._asdict(),
-                )
-    return report
+    return {
+        f"{entry.file} {name}": usage
+        for entry in entries
+        for name, usage in _compile_once(nvrtc, entry, arch).items()
+    }
 
 
-def _compile_once(nvrtc: Nvrtc, entry: Entry, arch: int) -> tuple[Usages, dict[str, Counts]]:
-    """Compile and count, or read both from the cache if this text was compiled before."""
+def _compile_once(nvrtc: Nvrtc, entry: Entry, arch: int) -> Usages:
+    """Compile a file, or read its needs from the cache if this text was compiled before."""
     source, options = flat_source(entry.path), options_for(arch, entry.options)
-    program = sass.nvdisasm()
-    words = [nvrtc.version, str(program), Path(sass.__file__).read_text(), source]
-    key = hashlib.sha256("\0".join([*words, *entry.names, *options]).encode()).hexdigest()
-    kept = open_cache("nvrtc") / f"{key[:20]}.json"
+    words = [nvrtc.version, source, *entry.names, *options]
+    key = hashlib.sha256("\0".join(words).encode()).hexdigest()
+    kept = open_cache("nvrtc") / f"usage-{key[:20]}.json"
     found = read_json(kept)
     if found is None:
-        compiled, usages = compile_file(nvrtc, source, entry.names, options)
-        found = [usages, disassemble(program, compiled) if program else {}]
+        _, found = compile_file(nvrtc, source, entry.names, options)
         write_json(kept, found)
-    usages, counts = found
-    return (
-        {name: Usage(*numbers) for name, numbers in usages.items()},
-        {name: Counts.from_json(numbers) for name, numbers in counts.items()},
-    )
+    return {name: Usage(*numbers) for name, numbers in found.items()}
 
 
-def disassemble(program: Path, compiled: Compiled) -> dict[str, Counts]:
-    """Return the counts of each kernel of a compiled file."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.cubin)
-        file.flush()
-        found = sass.disassembled(program, Path(file.name))
-    return {name: found[mangled] for name, mangled in compiled.mangled.items()}
-
-
-# The ledger of resources.
+# The ledger.
 
 
 def limits(report: Usages, entries: Sequence[Entry] = ENTRIES) -> Iterator[str]:
@@ -212,50 +172,43 @@ def write_ledger(ledger: dict[str, Usages], path: Path = LEDGER) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--update", action="store_true", help="write new ledgers")
-    parser.add_argument("--show", metavar="TEXT", help="print the loops of these kernels")
+    parser.add_argument("--update", action="store_true", help="write a new ledger")
     parser.add_argument("--target", metavar="NAME", help='one target only, such as "13.4 sm_90"')
     args = parser.parse_args(argv)
     if args.update and args.target:
-        parser.error("--update writes the ledgers of all targets, so it goes without --target")
+        parser.error("--update writes the ledger of all targets, so it goes without --target")
     compilers = installed()
     missing = [f"NVRTC {version}" for version in TARGETS if version not in compilers]
-    missing += [] if sass.nvdisasm() else ["nvdisasm"]
     for name in missing:
         print(f"{name} is not installed (pip install '.[nvrtc]')")
     if args.update and missing:
         return 1  # half a ledger would fail elsewhere
-    reports: dict[str, Report] = {}
+    reports: dict[str, Usages] = {}
     for version, archs in TARGETS.items():
         for arch in archs:
             target = target_name(version, arch)
             if version in compilers and args.target in (None, target):
                 report = reports[target] = compile_all(compilers[version], arch)
-                most = max(usage.registers for usage in report.usages.values())
-                print(f"{target}: {len(report.usages)} kernels, at most {most} registers")
-                for line in sass_ledger.table(report.profiles, args.show) if args.show else ():
-                    print(line)
+                most = max(usage.registers for usage in report.values())
+                print(f"{target}: {len(report)} kernels, at most {most} registers")
     if not reports:
         parser.error(f"nothing to compile for target {args.target!r}")
     problems = [
         f"{target}: {sentence}"
         for target, report in reports.items()
-        for sentence in (limits(report.usages) if args.update else complaints(target, report))
+        for sentence in (limits(report) if args.update else complaints(target, report))
     ]
     for problem in problems:
         print(problem, file=sys.stderr)
     if args.update and not problems:
-        write_ledger({target: report.usages for target, report in reports.items()})
-        sass_ledger.write({target: report.profiles for target, report in reports.items()})
+        write_ledger(reports)
     return int(bool(problems))
 
 
-def complaints(target: str, report: Report) -> Iterator[str]:
-    """Yield sentences about needs above the limits and the ledgers."""
-    yield from limits(report.usages)
-    yield from growth(report.usages, read_ledger().get(target, {}))
-    if sass.nvdisasm():
-        yield from sass_ledger.growth(report.profiles, sass_ledger.read().get(target, {}))
+def complaints(target: str, report: Usages) -> Iterator[str]:
+    """Yield sentences about needs above the limits and the ledger."""
+    yield from limits(report)
+    yield from growth(report, read_ledger().get(target, {}))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
-from mie.ops_gpu.dispatch import decode_kernel, plain_prefill_kernel, prefill_kernel
-from mie.ops_gpu.few_rows import way_named
 from mie.ops_gpu.source import KERNELS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,32 +33,6 @@ class Entry:
     def path(self) -> Path:
         """The file. Kernels of the package have short names, others a path in the repository."""
         return ROOT / self.file if "/" in self.file else KERNELS / self.file
-
-    def shared_bytes(self, name: str) -> int:
-        """Return the dynamic shared memory that the package launches the kernel ``name`` with.
-
-        The tensor-core kernels of `tests/kernels/emulator.cu` and others take none.
-        """
-        kernel, _, parameters = name.rstrip(">").partition("<")
-        words = parameters.removesuffix(", true").split(", ")  # a soft cap
-        stored = words[-1] if words[-1] in QUANTIZED else words[0]
-        if kernel.startswith(("few_rows", "experts_")):
-            return way_named(parameters).shared_bytes
-        if kernel in ("paged_decode_mma", "paged_decode_stream"):
-            head_dim, heads = int(words[1]), 8 * int(words[2])
-            return decode_kernel(
-                words[0], head_dim, heads, 16, stored=stored, may_stream=True
-            ).shared_bytes
-        if kernel == "paged_decode":
-            head_dim, heads = int(words[1]), int(words[2])
-            return decode_kernel(
-                words[0], head_dim, heads, 1, stored=stored, may_stream=False
-            ).shared_bytes
-        if kernel == "paged_prefill_mma":
-            return prefill_kernel(words[0], int(words[1]), 16, stored=stored).shared_bytes
-        if kernel == "paged_prefill":
-            return plain_prefill_kernel(words[0], int(words[1]), stored=stored).shared_bytes
-        return 0
 
 
 def each(pattern: str, *choices: tuple[object, ...]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Check that every kernel compiles for every target with CuPy's options, within the ledgers."""
+"""Check that every kernel compiles for every target with CuPy's options, within the ledger."""
 
 import sys
 from dataclasses import replace
@@ -9,7 +9,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "scripts"))
 
 import nvrtc_check
-from gpu import sass, sass_ledger
 from gpu.nvrtc_kernels import ENTRIES, Entry
 from nvrtc_check import Nvrtc, Usage, growth, limits, read_ledger
 
@@ -40,47 +39,41 @@ def first_instances(entry: Entry) -> Entry:
 @pytest.mark.parametrize(
     ("version", "arch"), [pytest.param(*QUICK[0], marks=pytest.mark.slow), QUICK[1]]
 )
-def test_an_instance_of_each_kernel_keeps_to_the_ledgers(compilers, version: str, arch: int):
+def test_an_instance_of_each_kernel_keeps_to_the_ledger(compilers, version: str, arch: int):
     """Each compiler takes half of the files. The slow test below compiles everything."""
     half = ENTRIES[QUICK.index((version, arch)) :: len(QUICK)]
     entries = [first_instances(entry) for entry in half]
     report = nvrtc_check.compile_all(compiler(compilers, version), arch, entries)
     assert wrong(report, version, arch, whole=False) == []
     templates = {(entry.file, name.partition("<")[0]) for entry in half for name in entry.names}
-    assert len(report.usages) == len(templates)
+    assert len(report) == len(templates)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("version", "arch"), TARGETS)
-def test_kernels_compile_and_keep_to_the_ledgers(compilers, version: str, arch: int):
+def test_kernels_compile_and_keep_to_the_ledger(compilers, version: str, arch: int):
     report = nvrtc_check.compile_all(compiler(compilers, version), arch)
     assert wrong(report, version, arch, whole=True) == []
 
 
-def wrong(report: nvrtc_check.Report, version: str, arch: int, *, whole: bool) -> list[str]:
-    """Return where kernels passed a limit, or differ from the ledgers of registers and of code.
+def wrong(report: nvrtc_check.Usages, version: str, arch: int, *, whole: bool) -> list[str]:
+    """Return where kernels passed a limit, or need more than in the ledger.
 
-    Kernels that are in a ledger and not in the report are wrong if it is the ``whole``.
+    Kernels that are in the ledger and not in the report are wrong if it is the ``whole``.
     """
-    target = nvrtc_check.target_name(version, arch)
-    usages, code = read_ledger().get(target, {}), sass_ledger.read().get(target, {})
+    ledger = read_ledger().get(nvrtc_check.target_name(version, arch), {})
     if not whole:
-        usages = {name: each for name, each in usages.items() if name in report.usages}
-        code = {name: each for name, each in code.items() if name in report.usages}
-    found = [*limits(report.usages), *growth(report.usages, usages)]
-    if sass.nvdisasm() is None:  # test_sass.py skips and says so
-        return found
-    return [*found, *sass_ledger.growth(report.profiles, code)]
+        ledger = {name: each for name, each in ledger.items() if name in report}
+    return [*limits(report), *growth(report, ledger)]
 
 
 def test_every_kernel_is_on_the_list():
     assert {name.partition("<")[0] for entry in ENTRIES for name in entry.names} >= {*SIGNATURES}
 
 
-@pytest.mark.parametrize("ledger", [read_ledger(), sass_ledger.read()], ids=["usages", "code"])
-def test_the_ledgers_have_every_target(ledger: dict):
+def test_the_ledger_has_every_target():
     targets = {nvrtc_check.target_name(version, arch) for version, arch in TARGETS}
-    assert ledger.keys() == targets
+    assert read_ledger().keys() == targets
 
 
 # The gate can fail.

@@ -50,17 +50,11 @@ PICO = 10**12
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A GPU in CUDA's terms, with the limits that the CUDA C++ Programming Guide states."""
+    """A GPU in CUDA's terms, with the shared memory that the CUDA C++ Programming Guide states."""
 
     name: str
     """A part of the name that CUDA gives."""
-    arch: int
-    """The architecture: 90 is sm_90."""
     num_multiprocessors: int
-    warps: int
-    """Most warps on a multiprocessor."""
-    blocks: int
-    """Most blocks on a multiprocessor."""
     shared_bytes: int
     """Shared memory of a multiprocessor."""
 
