@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # Each worker and each command of the tests imports what the others have compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo site test test-all test-lowest test-pythons check check-build docs clean
+.PHONY: demo site test test-all test-lowest test-pythons check check-build docs mutation clean
 
 demo: $(VENV)/.installed
 	$(BIN)/mie generate --temperature 0.7 --seed 5 \
@@ -44,6 +44,21 @@ check: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python scripts/check_types.py
+
+# Every small mistake in one module, before a release (docs/mutation.md). The tool has its own environment, and breaks
+# a clone of the last commit: make mutation MODULE=mie/sched/queue.py TESTS=tests/unit/sched
+MODULE ?= mie/memory/pool.py
+TESTS ?= tests/unit/memory
+mutation:
+	$(PYTHON) -m venv build/mutation/venv
+	build/mutation/venv/bin/pip install -q -c constraints.txt '.[test]' cosmic-ray
+	rm -rf build/mutation/clone && git clone -q . build/mutation/clone
+	cd build/mutation/clone && export PATH="$$PWD/../venv/bin:$$PATH" PYTHONPATH="$$PWD" && \
+	  sed -i 's|mie/memory/pool.py|$(MODULE)|; s|tests/unit/memory|$(TESTS)|' scripts/cosmic_ray.toml && \
+	  cosmic-ray init scripts/cosmic_ray.toml run.sqlite && \
+	  cr-filter-operators run.sqlite scripts/cosmic_ray.toml && \
+	  cosmic-ray baseline scripts/cosmic_ray.toml && cosmic-ray exec scripts/cosmic_ray.toml run.sqlite && \
+	  cr-report --surviving-only --show-diff run.sqlite
 
 # The distributions, in dist/, and the wheel tried in a fresh environment.
 check-build: $(VENV)/.installed-test

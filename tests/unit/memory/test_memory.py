@@ -268,6 +268,23 @@ def test_a_table_begins_in_a_free_region_and_grows_block_by_block(num_regions):
     assert pool.take() == freed[0], "the region is wholly free again"
 
 
+def test_a_region_with_a_held_block_and_an_incomplete_region_are_not_begun():
+    pool = BlockPool(2 * REGION + 3)
+    assert [pool.take_run(3, None)[0] for _ in range(2)] == [0, REGION]
+    pool.decref(0, 1)  # block 2 is held
+    assert pool.take() == 1, "the block that was freed last"
+    incomplete = pool.take_run(3, 2 * REGION - 1)
+    assert incomplete == (2 * REGION, 2 * REGION + 1, 2 * REGION + 2)
+    pool.decref(*incomplete)
+    assert pool.take() == incomplete[-1], "the block that was freed last"
+
+
+def test_the_last_region_is_begun_again_when_all_its_blocks_are_free():
+    pool = BlockPool(REGION)
+    pool.decref(*pool.take_run(3, None))
+    assert pool.take() == 0, "the region is wholly free again"
+
+
 def test_the_hit_rate_covers_the_latest_requests_only():
     stats = MemoryStats()
     stats.add_query(10, 0, 0)
