@@ -55,10 +55,10 @@ class Log(Protocol):
         """End a step with its numbers."""
 
     def rebuilt(self) -> None:
-        """Emit a record of the whole state, which was rebuilt from the tokens."""
+        """Emit a record of the whole state as rebuilt from the tokens."""
 
     def leave_file(self) -> None:
-        """Stop writing to the file, which another process continues."""
+        """Stop writing to the file, because another process continues it."""
 
     def close(self) -> None:
         """Write the records since the last step, and stop writing."""
@@ -243,9 +243,9 @@ class Engine:
     ) -> Request:
         """Check and queue a prompt of token ids, and return the request.
 
-        Its sequences get the tokens. Under the priority policy a lower ``priority`` goes first.
-        Under the fair policy each ``client`` gets an equal share. Only requests with the same
-        ``cache_salt`` share cached blocks. Ids such as "auto-7" are reserved for the engine.
+        The sequences of the request get the tokens. Under the priority policy a lower ``priority``
+        goes first. Under the fair policy each ``client`` gets an equal share. Only requests with
+        the same ``cache_salt`` share cached blocks. Ids such as "auto-7" are the engine's own.
 
         Raises:
             ConfigError: a field of ``params`` has a value that is not allowed.
@@ -353,7 +353,7 @@ class Engine:
     def finish(
         self, request_id: str, index: int, reason: FinishReason, stop_reason: int | str | None
     ) -> None:
-        """End one choice of a request. Its siblings continue."""
+        """End one choice of a request. The other choices continue."""
         with self._changing(request_id) as request:
             if request is not None:
                 self.scheduler.finish(request.sequences[index], reason, stop_reason)
@@ -393,14 +393,14 @@ class Engine:
         self._work = "idle"
 
     def drop_all(self) -> None:
-        """Drop every request and the trace's file, in a forked child whose parent keeps them."""
+        """Drop every request and the trace's file in a forked child. The parent keeps them."""
         self.log.leave_file()
         self._requests.clear()
         self._work = "changing"
         self.recover()
 
     def _forget_finished(self, requests: Iterable[Request]) -> int:
-        """Remove those of the requests that have ended, and return their number."""
+        """Remove the requests that have ended, and return their number."""
         finished = {each.request_id: each for each in requests if each.is_finished}
         for request_id, request in finished.items():
             request.metrics.finished_time = self.clock()

@@ -2,8 +2,8 @@
 
 While a device computes a step, the host can plan the next one, except for its tokens. If only
 decodes can follow, the tokens are not needed: their ids stay on the device, and the host reads them
-while the next step runs. The launched step is then the next plan. The work for rows whose sequences
-have ended since is discarded, and no sequence is admitted.
+while the next step runs. The launched step is then the next plan. The work for rows of ended
+sequences is discarded, and no sequence is admitted.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from mie.sched.result import StepResult
 
 
 class OverlappingRunner:
-    """A `ModelRunner` whose steps overlap with the host's work between them.
+    """A `ModelRunner` with steps that overlap with the host's work between them.
 
     ``rows_after`` tells which rows decode after a plan (`Scheduler.ahead`).
     """

@@ -1,4 +1,4 @@
-"""Run a step's plan on a backend, which is the only place where host lists become arrays.
+"""Run a step's plan on a backend. Host lists become arrays here and nowhere else.
 
 The runner keeps one row for each running sequence (its block table, tokens and sampling) and
 applies the plan's deltas to it. So the cost of a step depends on the changes, not on the total.
@@ -28,10 +28,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Launched:
-    """A launched step whose results may not be known yet."""
+    """A launched step. Its results may not be known yet."""
 
     rows: tuple[int, ...]
-    """The rows that decode in it, ascending: those of its plan, and those that have ended since."""
+    """The rows of its plan that decode, ascending, also those that have ended since."""
     logits: Array
     drawn: Drawn
 
@@ -55,7 +55,7 @@ class ModelRunner:
         states: Array = None,
         num_groups: int = 1,
     ) -> None:
-        """Set the parts. ``states`` are those of recurrent layers, if the model has some.
+        """Set the parts. ``states`` are the states of recurrent layers, if the model has some.
 
         A row has ``num_groups`` block tables, as many as the decoder's layout.
         """
@@ -70,7 +70,7 @@ class ModelRunner:
         self._constraints = constraints
         self._max_forced_run = max_forced_run
         self._rows: dict[int, Row] = {}
-        self._rows_with_history: set[int] = set()  # rows whose sampling depends on earlier tokens
+        self._rows_with_history: set[int] = set()  # sampling depends on earlier tokens
         # Arrays by row, changed only by the deltas of plans.
         num_tables = num_groups * max_num_seqs
         self._block_tables: Ints = np.zeros((num_tables, max_blocks_per_seq), np.int64)
@@ -92,7 +92,7 @@ class ModelRunner:
         rows = [*plan.decodes, *(row for row, _ in chosen)]
         controls = [self._controls(row) for row in plan.decodes]
         controls += [self._controls(row, choice) for row, choice in chosen]
-        # The rows that are sampled from come first, and those of prompt log-probabilities follow.
+        # The rows that are sampled from come first, and rows of prompt log-probabilities follow.
         drawn = self._start_sample(rows, logits[: len(rows)], controls) if rows else None
         return Launched(rows=plan.decodes, logits=logits, drawn=drawn)
 
@@ -130,9 +130,9 @@ class ModelRunner:
         return None
 
     def launch_ahead(self, rows: Sequence[int], before: Launched) -> Launched | None:
-        """Begin the step after ``before``, which has no chunks and is not collected yet.
+        """Begin the step after ``before``. ``before`` has no chunks and is not collected yet.
 
-        It computes one more token for each of ``rows``, which must be rows of ``before``. Return
+        It computes one more token for each of ``rows``. They must be rows of ``before``. Return
         None if the sampling of one needs more than is known, or if ``before``'s logits are still to
         be read.
         """
@@ -152,7 +152,7 @@ class ModelRunner:
         return Launched(rows=tuple(rows), logits=logits, drawn=drawn)
 
     def discard(self, launched: Launched) -> None:
-        """Wait for a step whose results are no longer needed."""
+        """Wait for a step, and drop its results."""
         if launched.drawn is not None:
             self.backend.finish_sample(launched.drawn)
 
@@ -202,7 +202,7 @@ class ModelRunner:
     def pack(self, plan: StepPlan) -> StepBatch:
         """Return the plan as one ragged batch: its decodes, then its chunks.
 
-        The logits of each row that decodes are wanted first, then those of each chunk's last token,
+        The logits of each row that decodes come first, then the logits of each chunk's last token,
         once for each choice that samples from it. The prompt's scored positions follow.
         """
         chunks, num_decodes = plan.chunks, len(plan.decodes)
@@ -311,7 +311,7 @@ class ModelRunner:
     def _chunk_results(
         self, chunks: Sequence[Chunk], logits: Array, token_ids: Sequence[int], num_decodes: int
     ) -> list[ChunkResult]:
-        """Return the results of the chunks, whose tokens follow those of the decodes."""
+        """Return the results of the chunks. Their tokens follow the tokens of the decodes."""
         results, at, at_scored = [], num_decodes, len(token_ids)
         for chunk in chunks:
             row = self._rows[chunk.row]

@@ -1,11 +1,12 @@
-"""Draw the random numbers of a request, which depend on nothing but the request."""
+"""Draw the random numbers of a request. They depend on nothing but the request."""
 
 import numpy as np
 
 POSITIONS = 64
-"""Number of positions whose numbers are drawn at a time.
+"""Number of positions with numbers drawn at a time.
 
-A generator costs more than the numbers of 100 positions. A request keeps those of 64.
+A generator costs more than the numbers of 100 positions. A request keeps the numbers of 64
+positions.
 """
 
 

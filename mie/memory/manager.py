@@ -278,7 +278,7 @@ class KVCacheManager:
     def advance(self, tables: Sequence[BlockTable]) -> None:
         """Record one more stored token for each table. This is `commit` for a step's decodes.
 
-        The full blocks of earlier tokens must be published, which `commit` has done.
+        The full blocks of earlier tokens must be published. `commit` has done that.
         """
         size, parts = self.block_size, self.parts
         self._num_stored += len(tables)

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 REGION = 16
-"""Size of a region. A new table starts in a wholly free region if there is one, so it can grow."""
+"""Size of a region. A new table starts in a wholly free region if possible, so it can grow."""
 
 
 class Cache(Protocol):
@@ -55,7 +55,7 @@ class BlockPool:
         return len(self._free) + self.num_cached - self.num_reserved
 
     def refcount(self, block_id: int) -> int:
-        """Return the number of holders of the block, which is 0 for a free block."""
+        """Return the number of holders of the block, or 0 for a free block."""
         return self._refcounts[block_id]
 
     def take(self, after: int | None = None) -> int:
@@ -75,7 +75,7 @@ class BlockPool:
         return block_id
 
     def take_run(self, count: int, after: int | None) -> tuple[int, ...]:
-        """Allocate free blocks, each next to the one before it if possible."""
+        """Allocate free blocks, each next to the block before it if possible."""
         return tuple([after := self.take(after) for _ in range(count)])
 
     def make_free(self, count: int) -> None:

@@ -35,16 +35,16 @@ class Node:
     The key with the longest common prefix is next to the insertion point of a query.
     """
     tables: dict[BlockTable, None] = field(default_factory=dict)
-    """The open tables whose last committed block this is (a dict keeps their order)."""
+    """The open tables with this as their last committed block (a dict keeps their order)."""
 
 
 class PartialMatch(NamedTuple):
-    """The block whose start matches most of the following tokens."""
+    """The block with a start that matches most of the following tokens."""
 
     block_id: int
     num_tokens: int
     node: Node | None
-    """Its node, or None if a running sequence is still filling the block."""
+    """The block's node, or None if a running sequence is still filling the block."""
 
 
 class Allocation(NamedTuple):
@@ -88,8 +88,7 @@ class PrefixCache:
         """The sources of this step's copies, each with its node."""
         self.roots: dict[str | None, Node] = {}
         self.unheld: OrderedDict[Node, int] = OrderedDict()
-        """The nodes whose blocks only the tree holds, by the step of their release, oldest first.
-        """
+        """The nodes with blocks that only the tree holds, oldest release first."""
 
     def match(self, token_ids: Sequence[int], limit: int, salt: str | None) -> list[Node]:
         """Return the longest path of full blocks that match at most ``limit`` tokens."""
@@ -135,7 +134,7 @@ class PrefixCache:
         return self.roots.setdefault(salt, Node(None, (), None, salt))
 
     def enter(self, table: BlockTable, node: Node) -> None:
-        """Register ``node``, which may be a root, as an open table's last committed block."""
+        """Register ``node``, perhaps a root, as an open table's last committed block."""
         if table.node is not None:
             self.leave(table)
         node.tables[table] = None
@@ -193,7 +192,7 @@ class PrefixCache:
         self.pinned.clear()
 
     def unheld_end(self, path: Sequence[Node]) -> list[Node]:
-        """Return the unheld nodes of a path, which are the end of it, the last one first."""
+        """Return the unheld nodes at the end of a path, the last one first."""
         return list(takewhile(self.unheld.__contains__, reversed(path)))
 
     # A cache of the pool.

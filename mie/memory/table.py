@@ -1,4 +1,4 @@
-"""Define block tables, which record where a sequence's tokens are stored, and moves of blocks."""
+"""Define block tables (the places of a sequence's tokens) and moves of blocks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class BlockTable:
     row: int
     """The runner's name for the table."""
     token_ids: Sequence[int]
-    """The sequence's own list, which grows. Only the first ``num_tokens`` are read."""
+    """The sequence's own list. It grows. Only the first ``num_tokens`` are read."""
     block_ids: list[int] = field(default_factory=list)
     num_tokens: int = 0
     """Number of stored tokens. The next one is written at this position."""
@@ -54,11 +54,11 @@ class BlockTable:
     node: Node | None = None
     """The last of the committed blocks, or the root. None after the table is closed."""
     has_run: bool = False
-    """Whether a step has computed for it since its last copy or import, which is then done."""
+    """Whether a step has run since the table's last copy or import, so that the copy is done."""
     host: HostTable | None = None
     """The copy on the host of a table that is swapped out and about to be closed."""
     parts: list[Blocks] = field(default_factory=list)
-    """More blocks of the table, which parts of the manager hold for it."""
+    """More blocks of the table. Parts of the manager hold them for it."""
 
     @property
     def held_ids(self) -> list[int]:
@@ -79,7 +79,7 @@ class HostTable:
     block_ids: tuple[int, ...]
     num_tokens: int
     slots: list[tuple[BlockPool, int]] = field(default_factory=list)
-    """Slots in the host pools of parts of the manager, which are freed with the blocks."""
+    """Slots in the host pools of parts of the manager. They are freed with the blocks."""
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from mie.sched.sequence import Sequence
 
 
 def reserve_ahead(running: Items[Sequence], manager: KVCacheManager) -> None:
-    """Reserve slots for each decode's token and the one after it, as far as blocks last.
+    """Reserve slots for each decode's token and the next token, as far as blocks last.
 
     Call it before admissions, because they pin blocks that are partly filled.
     """

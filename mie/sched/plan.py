@@ -17,7 +17,7 @@ class NewRow:
     """Index among the request's n choices."""
     token_ids: tuple[int, ...]
     num_computed: int
-    """Number of its tokens whose keys and values are stored."""
+    """Number of the sequence's tokens with stored keys and values."""
     num_prompt: int
     max_tokens: int
     """Maximum number of its tokens, including the prompt's."""
@@ -39,7 +39,7 @@ class Chunk:
     choices: tuple[int, ...]
     """Choices that sample from the last token's logits. Empty while the prompt is incomplete."""
     scored: tuple[int, int]
-    """The positions (start, stop) whose logits give the log-probabilities of known tokens.
+    """The positions (start, stop) with logits for the log-probabilities of known tokens.
 
     The next tokens are all in the prompt, or all forced.
     """
@@ -58,9 +58,9 @@ class StepPlan:
     new_rows: tuple[NewRow, ...]
     moves: Moves
     decodes: tuple[int, ...]
-    """Rows, ascending, whose last token is computed and whose next token is sampled.
+    """Rows, ascending, that compute their last token and sample the next one.
 
-    The runner knows the rest, so a decode costs almost nothing to plan.
+    The runner has the rest, so a decode costs almost nothing to plan.
     """
     chunks: tuple[Chunk, ...]
     preempted: tuple[SeqId, ...]
@@ -72,7 +72,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens to compute, which includes one for each decode."""
+        """The number of tokens to compute, including one for each decode."""
         return len(self.decodes) + self.num_prefill_tokens
 
     @property

@@ -56,7 +56,7 @@ class WaitingQueue:
         return self._rows.num_free
 
     def admit(self, seq: Sequence) -> None:
-        """Remove a sequence whose table was opened."""
+        """Remove a sequence after its table was opened."""
         self.remove(seq)
 
     def end(self, seq: Sequence) -> bool:

@@ -33,7 +33,7 @@ class ChunkResult:
     token_ids: list[int]
     """One for each of the chunk's choices."""
     logprobs: list[TokenLogprobs | None]
-    """One for each of the chunk's choices, or None if the request did not ask for them."""
+    """Log-probabilities for each of the chunk's choices, or None without ``logprobs``."""
     scored: list[TokenLogprobs]
     """One for each of the chunk's scored positions."""
 
@@ -45,7 +45,7 @@ class StepResult:
     token_ids: list[int]
     """One for each decode."""
     logprobs: list[TokenLogprobs | None]
-    """One for each decode, or None if the request did not ask for them."""
+    """Log-probabilities for each decode, or None without ``logprobs``."""
     chunks: list[ChunkResult]
     forced: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """By row, tokens that must follow the row's new one. Only the last may end its sequence."""

@@ -72,7 +72,7 @@ class RunningRows:
         seq.is_prefilling = False
 
     def free(self, seq: Sequence) -> BlockTable:
-        """Free the row of a running sequence. Return the sequence's table, which is still open."""
+        """Free the row of a running sequence. Return the sequence's table. It is still open."""
         table = seq.table
         assert table is not None
         self.end_prefill(seq)

@@ -67,7 +67,7 @@ class Scheduler:
         return self._queue.first()
 
     def owner_of(self, row: int) -> Request | None:
-        """Return the request whose sequence is in a row."""
+        """Return the request with a sequence in this row."""
         seq = self._rows.by_row.get(row)
         return None if seq is None else seq.request
 
@@ -133,7 +133,7 @@ class Scheduler:
             self._take_prefills(step)
 
     def _take_decodes(self, step: StepDraft) -> None:
-        """Take the newest token of each sequence whose prompt is computed, the first key first.
+        """Take the newest token of each sequence with a computed prompt, the first key first.
 
         Tokens that must follow it (forced tokens) are computed with it, in a chunk.
         """
@@ -163,7 +163,7 @@ class Scheduler:
         return seq.table is not None
 
     def _take_prefills(self, step: StepDraft) -> None:
-        """Take chunks of the prompts in progress, which have their blocks."""
+        """Take chunks of the prompts in progress. They have their blocks."""
         for seq in self.running:
             if seq.is_prefilling:
                 count = chunk_size(self.config, seq.num_missing, step.budget.most(seq.request))
@@ -173,7 +173,7 @@ class Scheduler:
                     break
 
     def _add_chunk(self, step: StepDraft, seq: Sequence, count: int) -> None:
-        """Take the next tokens as a chunk, which ends early where a state is kept."""
+        """Take the next tokens as a chunk. It ends early where a state is kept."""
         assert seq.table is not None
         count = self.manager.chunk_limit(seq.table, count)
         choices = () if count < seq.num_missing else self._choices_after(seq)
@@ -200,7 +200,7 @@ class Scheduler:
                 return
 
     def _admit_batch(self, step: StepDraft) -> None:
-        """Fill a static batch regardless of the budget. Its prompts take turns."""
+        """Fill a static batch regardless of the budget. The prompts of the batch take turns."""
         if self.running:
             return
         while self._rows.num_free and (seq := self._queue.first()):
@@ -241,8 +241,8 @@ class Scheduler:
         A sequence's token is the last part of it to change, so `rebuild` finds every sequence in
         the state before or after its step.
 
-        Return the sequences that got a token, those of decodes before those of chunks. A sequence
-        that ended has a ``finish_reason`` and no blocks.
+        Return the sequences that got a token, decodes before chunks. A sequence that ended has a
+        ``finish_reason`` and no blocks.
         """
         self.manager.end_step()
         seqs = [*map(self._rows.by_row.__getitem__, plan.decodes)]
@@ -266,7 +266,7 @@ class Scheduler:
         return seqs
 
     def _take_in_chunk(self, chunk: Chunk, yielded: ChunkResult) -> list[Sequence]:
-        """Record that the chunk's tokens are stored. Return its choices, which are now running."""
+        """Record that the chunk's tokens are stored. Return the choices. They are now running."""
         seq = self._rows.by_row[chunk.row]
         assert seq.table is not None
         request = seq.request
@@ -332,12 +332,12 @@ class Scheduler:
         self._emit(("wait", seq.seq_id, parent.seq_id))
         self._queue.add(seq)
 
-    # Leaving, which is legal in every state.
+    # Leaving. It is legal in every state.
 
     def finish(
         self, seq: Sequence, reason: FinishReason, stop_reason: int | str | None = None
     ) -> None:
-        """End one choice and release its blocks. Its siblings continue."""
+        """End one choice and release its blocks. The other choices continue."""
         if seq.finish_reason is not None:
             return
         seq.stop_reason = stop_reason
@@ -376,7 +376,7 @@ class Scheduler:
         self._emit(("preempt", seq.seq_id, by and by.seq_id, mode, rule, seq.num_lost))
 
     def preempt_all(self) -> None:
-        """Discard the contents of all tables, which an abandoned step may have left incomplete.
+        """Discard the contents of all tables. An abandoned step may have left them incomplete.
 
         Sequences that it swapped in or out are recomputed, because the moves may not have been
         made.
@@ -393,8 +393,8 @@ class Scheduler:
         """Start again from nothing but the tokens of ``requests``, given in order of arrival.
 
         Use it after an exception at any line, when any state can be half-changed. The blocks are a
-        cache. Every unfinished sequence waits as if it had been preempted, and one whose last token
-        ends it is finished. If `rebuild` is interrupted, it can be called again.
+        cache. Every unfinished sequence waits as if it had been preempted, and a sequence with an
+        ending last token is finished. If `rebuild` is interrupted, it can be called again.
         """
         self.manager.reset()
         self._rows.clear()

@@ -32,9 +32,9 @@ class Request:
     params: SamplingParams
     _: KW_ONLY
     number: int
-    """Order of arrival, which is 0 for the engine's first request."""
+    """Order of arrival: 0 for the engine's first request."""
     eos_token_ids: Items[int] = ()
-    """The end-of-text tokens of the model, of which ``params`` may ignore some."""
+    """The end-of-text tokens of the model. ``params`` may ignore some."""
     draw_seed: InitVar[int] = 0
     """The seed of the random numbers of a request that has no seed of its own."""
     priority: int = 0
@@ -64,11 +64,11 @@ class Request:
         Empty unless they were asked for. Each is computed once, even after a preemption.
         """
         self.notes: dict[str, list[int]] = {}
-        """Notes of the memory's parts, which outlast the block tables of its sequences."""
+        """Notes of the memory's parts. They outlast the block tables of its sequences."""
         self.sequences = [Sequence(self, i, [*self.token_ids]) for i in range(params.n)]
 
     def limit(self, longest: int) -> None:
-        """Limit each choice to ``longest`` tokens, which include the prompt's."""
+        """Limit each choice to ``longest`` tokens, the prompt's included."""
         if self.params.max_tokens is not None:
             longest = min(longest, self.num_prompt + self.params.max_tokens)
         for seq in self.sequences:
@@ -101,7 +101,7 @@ class Request:
 
     @property
     def num_prompt_to_score(self) -> int:
-        """The number of positions whose next prompt token gets a log-probability."""
+        """The number of positions with a log-probability for the next prompt token."""
         return 0 if self.params.prompt_logprobs is None else self.num_prompt - 1
 
     @property
@@ -129,15 +129,15 @@ class Sequence:
     from them (`Scheduler.rebuild`).
 
     There is no prefill phase and no decode phase: at every step ``num_computed`` catches up with
-    ``num_tokens``. The queue that holds a sequence tells its state (waiting, running, finished). A
-    swapped-out sequence is waiting and has a ``host`` table.
+    ``num_tokens``. The state of a sequence is the queue that holds it (waiting, running, finished).
+    A swapped-out sequence is waiting and has a ``host`` table.
     """
 
     request: Request
     index: int
     token_ids: list[int]
     seq_id: SeqId = field(init=False)
-    """(the request's number, index), which orders sequences by arrival."""
+    """(the request's number, index). It orders sequences by arrival."""
     key: tuple[int, int, int] = field(init=False)
     """Orders the queues: (the policy's rank, number, index). The scheduler sets the rank."""
     end_token_ids: frozenset[int] = field(init=False)
@@ -179,7 +179,7 @@ class Sequence:
 
     @property
     def to_score(self) -> tuple[int, int]:
-        """The positions (first, end) whose next tokens are known and lack log-probabilities."""
+        """The positions (first, end) with known next tokens that lack log-probabilities."""
         if self.num_generated:
             return self.request.num_prompt + self.num_final - 1, self.num_tokens - 1
         return len(self.request.prompt_logprobs), self.request.num_prompt_to_score
@@ -192,12 +192,12 @@ class Sequence:
 
     @property
     def num_computed(self) -> int:
-        """The number of tokens whose keys and values are on the device."""
+        """The number of tokens with keys and values on the device."""
         return self.table.num_tokens if self.table is not None else 0
 
     @property
     def held_ids(self) -> list[int]:
-        """All blocks of the table, those of layers with a window too; empty while it waits."""
+        """All blocks of the table, also of layers with a window; empty while it waits."""
         return self.table.held_ids if self.table is not None else []
 
     @property

@@ -15,7 +15,7 @@ from mie.ops.sampling import AllowedTokens, TokenMask, Words
 class RowConstraint:
     """Follows the tokens of one row, and gives the tokens that may come next.
 
-    Its state derives from the row's tokens, so a row that is made anew after a preemption, a fork
+    The state derives from the row's tokens, so a row that is made again after a preemption, a fork
     or an exception needs nothing else. It starts when the first question is asked.
     """
 
@@ -28,7 +28,7 @@ class RowConstraint:
         *,
         masks_early: bool = False,
     ) -> None:
-        """``token_ids`` is the row's own list, which only grows.
+        """``token_ids`` is the row's own list. It only grows.
 
         With ``masks_early``, a drawn row computes its mask as soon as its tokens are accepted,
         because the matcher's state is still in the CPU's cache. On a GPU it is better computed when
@@ -85,7 +85,7 @@ class RowConstraint:
         return self._mask
 
     def allows(self, token_id: int) -> bool:
-        """Return whether `words` has a token, which takes less time than `words`."""
+        """Return whether `words` has a token, in less time than `words`."""
         return self._matcher.allows(token_id)
 
     def forced_token(self, banned_ids: Sequence[int]) -> int | None:

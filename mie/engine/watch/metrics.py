@@ -52,7 +52,7 @@ PHASES = ("schedule", "run", "update")
 
 REASONS = ("stop", "length", "abort", "error")
 MOST_RECORDS = 64
-"""Maximum number of records of ended requests before they are added up, which delays a step."""
+"""Maximum number of records of ended requests before they are added up. The sum delays a step."""
 
 
 class _Record(NamedTuple):

@@ -38,6 +38,6 @@ def most_logprobs(
         (num_prompt, params.prompt_logprobs),
         (params.n * num_new, params.logprobs),
     ):
-        if wanted is not None:  # -1 asks for the whole vocabulary
+        if wanted is not None:  # -1 stands for the whole vocabulary
             found += count * (1 + (vocab_size if wanted < 0 else wanted))
     return found

@@ -69,8 +69,8 @@ class BlockPart(Part, Protocol):
     def num_needed(self, num_stored: int, num_tokens: int, table: BlockTable | None = None) -> int:
         """Return how many blocks to reserve before a table can compute the tokens.
 
-        ``num_stored`` of ``num_tokens`` tokens are stored. An open ``table`` has a reservation
-        already, which counts.
+        ``num_stored`` of ``num_tokens`` tokens are stored. The present reservation of an open
+        ``table`` counts.
         """
 
     def grow(self, table: BlockTable, num_tokens: int) -> None:

@@ -1,7 +1,7 @@
 """Keep the states of recurrent layers in slots, beside the blocks of layers that attend.
 
-A state cannot be cut back to a prefix. So a prefix hit needs a snapshot, which is the state after
-exactly the tokens on the path to a node of the prefix tree. docs/recurrent.md has the rules.
+A state cannot be cut back to a prefix. So a prefix hit needs a snapshot: the state after exactly
+the tokens on the path to a node of the prefix tree. docs/recurrent.md has the rules.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class States:
     snapshot may be evicted. A snapshot is taken only if a slot is left.
 
     A snapshot is worth the tokens that it saves: those after the nearest snapshot above it. The
-    one that is worth least, counted from the worth of the last evicted one, is evicted first
-    (GreedyDual: Cao and Irani, 1997). One with a single continuation counts half, because the next
-    request probably begins with the continuation, too. All states have the same size.
+    snapshot of least worth, counted from the worth of the last evicted snapshot, is evicted first
+    (GreedyDual: Cao and Irani, 1997). A snapshot with a single continuation counts half, because
+    the next request probably also begins with the continuation. All states have the same size.
     """
 
     name = "states"
@@ -56,7 +56,7 @@ class States:
     def __init__(
         self, num_states: int, *, num_host_states: int = 0, snapshot_distance: int | None = None
     ) -> None:
-        """With a distance, prompts leave snapshots that many blocks before their ends, too."""
+        """With a distance, prompts also leave snapshots that many blocks before their ends."""
         self.num_states, self.num_host_states = num_states, num_host_states
         self._distance = snapshot_distance
 
@@ -74,7 +74,7 @@ class States:
         self._clock = 0.0
         # The content that a slot will have after the moves, as the slot that has it before them.
         self._copies: dict[int, int] = {}
-        self._unsure: dict[Node, None] = {}  # snapshots whose copies have not surely been made
+        self._unsure: dict[Node, None] = {}  # snapshots without a certain copy
         self._moves = Moves()
 
     # Opening.
@@ -162,7 +162,7 @@ class States:
         return min(count, stop - table.num_tokens)
 
     def commit(self, table: BlockTable) -> None:
-        """Take a snapshot if one is due after the stored tokens, whose blocks are published."""
+        """Take a snapshot if one is due after the stored tokens. Their blocks are published."""
         position = table.num_tokens
         if position % self._manager.block_size or not self._manager.shares_full:
             return
@@ -187,7 +187,7 @@ class States:
             state.latest = node
 
     def _leave_latest(self, table: BlockTable) -> None:
-        """Drop the latest snapshot of a sequence, unless it is another's, too."""
+        """Drop the latest snapshot of a sequence, unless another sequence has it as well."""
         state = self.states[table]
         node, state.latest = state.latest, None
         if node is None or self.snapshots[node].replaced_by != table.owner:
@@ -222,7 +222,7 @@ class States:
     # Leaving and swapping.
 
     def close(self, table: BlockTable) -> None:
-        """Release the slot. The latest snapshot remains, even if it is another's, too."""
+        """Release the slot. The latest snapshot remains, even if another sequence has it."""
         state = self.states.pop(table)
         if table.host is not None:
             slot = self.host_pool.take()
@@ -255,7 +255,7 @@ class States:
         return moves
 
     def end_step(self, *, has_moved: bool) -> None:
-        """Drop the snapshots whose copies may not have been made."""
+        """Drop the snapshots without a certain copy."""
         if not has_moved:
             self._moves, self._copies = Moves(), {}
             for node in [*self._unsure]:
@@ -271,7 +271,7 @@ class States:
         return {**counts, "free": len(self._free_slots)}
 
     def content(self, slot: int) -> int:
-        """Return the slot whose present state ``slot`` will hold after the moves."""
+        """Return the slot with the present state that ``slot`` will hold after the moves."""
         return self._copies.get(slot, slot)
 
     def _use(self, node: Node) -> Snapshot:

@@ -1,4 +1,4 @@
-"""Keep the blocks of layers with a sliding window, beside those of layers without one."""
+"""Keep the blocks of layers with a sliding window, beside the blocks of layers without one."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Windows:
         return num_entries * self.window.num_groups
 
     def reserve(self, table: BlockTable, allocation: Allocation) -> None:
-        """Hold the entries of the path, which could be evicted otherwise."""
+        """Hold the entries of the path, so that they are not evicted."""
         first = self.window.reach(allocation.num_computed)
         own = self.tables[table] = Entries(num_passed=first, num_committed=table.num_committed)
         table.parts.append(own)
@@ -99,7 +99,7 @@ class Windows:
         return [*own.block_ids]
 
     def open(self, table: BlockTable, allocation: Allocation, notes: dict[str, list[int]]) -> None:
-        """Take the entries of the path, and those of the first chunk."""
+        """Take the entries of the path, and the entries of the first chunk."""
         own = self.tables[table]
         if not allocation.is_imported:
             shared = [self.nodes[node] for node in allocation.path[own.num_passed :]]
@@ -159,7 +159,7 @@ class Windows:
         self._extend(table, len(table.token_ids))
 
     def _extend(self, table: BlockTable, num_tokens: int) -> None:
-        """Take the entries of the next chunk of these tokens, which the table has reserved."""
+        """Take the reserved entries of the next chunk of these tokens."""
         own = self.tables[table]
         end = min(num_tokens, table.num_tokens + self.window.max_chunk)
         index = own.num_passed + len(own.entries)

@@ -82,7 +82,7 @@ class FairQueue(WaitingQueue):
     # The queue.
 
     def rank(self, request: Request, step: int) -> int:
-        """Raise the counter of a client that begins to wait. Its request is ranked later."""
+        """Raise the counter of a client that begins to wait. The request gets its rank later."""
         if request.client not in self._queues:
             self._charge_running()
         if not self._queues:
@@ -105,8 +105,8 @@ class FairQueue(WaitingQueue):
     def first(self) -> Sequence | None:
         """Return the first sequence of the client served least, of those that may have a row.
 
-        Of clients that were served alike, the one that holds the fewest rows is next. A prompt that
-        was preempted before its first token does not count against its client.
+        Among clients that were served equally, the client with the fewest rows is next. A prompt
+        that was preempted before its first token does not count against its client.
         """
         num_rows = self._num_rows()
         floor = min(map(self._counter, self._queues), default=0.0)

@@ -1,8 +1,8 @@
 """Divide rows, blocks and the tokens of a step between clients.
 
 A client's share is the larger one of its shares of rows and blocks, divided by its weight (dominant
-resource fairness, Ghodsi et al., NSDI 2011). The client with the largest share makes way for one
-that finds no place, and no sequence is preempted in vain.
+resource fairness, Ghodsi et al., NSDI 2011). The client with the largest share makes way for a
+client without a place, and no sequence is preempted for nothing.
 """
 
 from bisect import bisect_left
