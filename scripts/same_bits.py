@@ -40,7 +40,7 @@ LEFT_OUT = re.compile(r"numerics|start|.*seconds|.*_time|.*_bytes.*|vllm:inter_t
 RENAMED: dict[str, str] = {}
 """Old names of fields, metrics and kinds of events, with their names in the new checkout."""
 
-BEAM_EVENTS = True
+BEAM_EVENTS = False
 """Whether the events and metrics of a beam search are compared."""
 
 MODELS = {
@@ -310,8 +310,8 @@ def _add(engine: Any, request_id: str, request: Json) -> None:
     if request["client"] is None:
         engine.add_request(request_id, prompt, params, priority=priority)
     else:
-        client = request["client"]
-        engine.add(engine.prepare(prompt, params, None, request_id, priority, client))
+        options = {"request_id": request_id, "priority": priority, "client": request["client"]}
+        engine.add(engine.prepare(prompt, params, **options))
 
 
 def _params(request: Json) -> Any:
