@@ -53,7 +53,7 @@ class _Choice:
         self.stop_reason: int | str | None = None
 
     def write(self, text: str, stop: str | None, reason: FinishReason | None) -> None:
-        """Add text to the answer, which ends if a stop string or a reason is given."""
+        """Add text to the answer. It ends if a stop string or a reason is given."""
         if stop is not None:
             self.finish_reason, self.stop_reason = "stop", stop
         elif reason is not None:
@@ -66,7 +66,7 @@ class _Choice:
 
 
 class Answer:
-    """The answer to a request, which the engine's thread derives and the caller's thread takes."""
+    """The answer to a request. The engine's thread derives it, and the caller's thread takes it."""
 
     def __init__(
         self,
@@ -298,7 +298,7 @@ class Answer:
     def _new_answer(self, sequence: Sequence, key: str) -> AnswerState | None:
         if self._prepared.form is None:
             return None
-        # It needs mie.text.tools, which few requests use.
+        # It needs mie.text.tools, and few requests use that.
         from mie.frontend.conversation import AnswerState
 
         return AnswerState(self._prepared.form, f"{key}/{sequence.index}")

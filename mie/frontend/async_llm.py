@@ -90,7 +90,7 @@ class AsyncLLM:
 
     @with_arguments_of(AsyncEngineArgs)
     def __init__(self, *args: Any, **settings: Any) -> None:
-        """Load a model; the arguments are those of `LLM`.
+        """Load a model; the arguments are the same as `LLM`'s.
 
         Raises:
             ConfigError: a setting is unknown, out of range, or refused with the reason.
@@ -206,7 +206,7 @@ class AsyncLLM:
         return stream
 
     def queue(self, client: str | None = None) -> QueueState:
-        """Return a client's queue; under other policies than fair, that of all clients."""
+        """Return a client's queue; under other policies than fair, the queue of all clients."""
         return queue_of(self.loop.engine, client)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

@@ -1,8 +1,8 @@
 """Search for the most likely continuations of prompts with beams, as in vLLM.
 
-A step asks the engine for one token of every beam and keeps the best continuations. Each beam is a
-request for one token. It continues a beam of the last step, so it finds that beam's full blocks in
-the prefix cache and computes the few tokens after them.
+A step computes one token of every beam and keeps the best continuations. Each beam is a request for
+one token. It continues a beam of the last step, so it finds that beam's full blocks in the prefix
+cache and computes the few tokens after them.
 """
 
 import math

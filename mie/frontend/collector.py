@@ -47,7 +47,7 @@ class Collector:
     __del__ = close
 
     def arrive(self) -> None:
-        """Hear that outputs have arrived. It is called in the thread of ``event_loop``."""
+        """Mark that outputs have arrived. It is called in the thread of ``event_loop``."""
 
     @property
     def has_news(self) -> bool:

@@ -43,8 +43,8 @@ def prompt_of(
 ) -> dict[str, Any]:
     """Return the prompt of a conversation, written with the model's chat template.
 
-    ``render`` renders messages with the template, whose own parameters are ``options``. ``encode``
-    encodes a text that has its special tokens. ``architecture`` is the family's name.
+    ``render`` renders messages with the template. ``options`` are the template's parameters.
+    ``encode`` encodes a text that has its special tokens. ``architecture`` is the family's name.
 
     Raises:
         ConfigError: an option of the template is wrong.
@@ -53,7 +53,7 @@ def prompt_of(
     """
 
     def special_id(text: str) -> int | None:
-        """Return the id of a special token, which is not spelled like other tokens."""
+        """Return the id of a special token. It is not spelled like other tokens."""
         token_id = tokenizer.tokenizer.token_to_id(text)
         return token_id if token_id in tokenizer.tokenizer.special_ids else None
 

@@ -39,7 +39,7 @@ class LLM:
     def __init__(self, *args: Any, **settings: Any) -> None:
         """Load a model: "bundled", a directory in Hugging Face format, or a hub id.
 
-        The arguments are the fields of `EngineArgs`, which include the settings of `EngineConfig`.
+        The arguments are the fields of `EngineArgs`, including the settings of `EngineConfig`.
         docs/settings.md explains all of them, and docs/vllm.md those that have no effect.
 
         Raises:
@@ -104,7 +104,8 @@ class LLM:
     ) -> list[str]:
         """Queue prompts for `wait_for_completion`, and return their request ids.
 
-        The parameters are those of `generate`. Adding takes no time that ``use_tqdm`` could show.
+        The parameters are the same as in `generate`. Adding takes no time that ``use_tqdm`` could
+        show.
         """
         refuse_options(LLM.enqueue, others)
         collector = self.loop.new_collector()
@@ -121,7 +122,7 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = True,
         **options: Any,
     ) -> list[str]:
-        """Queue conversations for `wait_for_completion`. The options are those of `chat_prompt`."""
+        """Queue conversations for `wait_for_completion`, with the options of `chat_prompt`."""
         prompts = self._chat_prompts(messages, options)
         return self.enqueue(prompts, sampling_params, priority=priority, use_tqdm=use_tqdm)
 
@@ -267,8 +268,8 @@ class LLM:
     def chat_prompt(self, messages: Sequence[Message], **options: Any) -> dict[str, Any]:
         """Return the conversation as a prompt for `generate`, which knows how to read the answer.
 
-        The options are those of `apply_chat_template`, and two more. ``tool_choice`` is "auto",
-        "none", "required", or ``{"type": "function", "function": {"name": …}}``. With
+        The options are the same as in `apply_chat_template`, and two more. ``tool_choice`` is
+        "auto", "none", "required", or ``{"type": "function", "function": {"name": …}}``. With
         ``parallel_tool_calls=False`` the answer has at most one call. docs/tools.md explains them.
 
         Raises:

@@ -32,7 +32,7 @@ class LLMEngine:
             for output in engine.step():
                 …
 
-    `LLM.llm_engine` is the one of an `LLM`. Any number of threads may call any method.
+    `LLM.llm_engine` is the engine of an `LLM`. Any number of threads may call any method.
     """
 
     def __init__(self, engine_args: EngineArgs) -> None:

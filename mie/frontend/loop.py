@@ -1,9 +1,9 @@
-"""Run one engine for many callers: execute their commands, and wake those whose outputs arrived.
+"""Run one engine for many callers: execute commands, and wake callers with new outputs.
 
 One thread at a time turns an `EngineLoop`: a caller that waits (`LLM`), or a thread of its own
-(`AsyncLLM`). A caller that has its outputs wakes another one, which continues. Mutual exclusion
-depends only on one lock, which is always held by ``with``. The records of waiting threads are hints
-that an exception may lose, so a sleeping thread also checks every `PATIENCE` seconds.
+(`AsyncLLM`). A caller that has its outputs wakes another caller to continue. Mutual exclusion
+depends only on one lock, always held by ``with``. The records of waiting threads are hints that an
+exception may lose, so a sleeping thread also checks every `PATIENCE` seconds.
 """
 
 import logging
@@ -99,7 +99,7 @@ class EngineLoop:
     def abort(self, request_id: str) -> None:
         """End a request before the next step; its collector gets a final output.
 
-        An observer or a signal handler, which run inside a step, may call this method.
+        An observer or a signal handler may call this method, although both run inside a step.
         """
         self._check_process()
         if self.dead_error is None:
@@ -304,7 +304,7 @@ class EngineLoop:
         self.dead_error.__cause__ = cause
 
     def _wake_ready(self) -> None:
-        """Wake the threads and the tasks whose outputs have arrived."""
+        """Wake the threads and the tasks with new outputs."""
         changed = self.processor.changed
         tell_tasks(changed)
         changed.clear()

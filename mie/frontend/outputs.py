@@ -33,7 +33,7 @@ class _Text(_Options, total=False):
 
 
 class TokensPrompt(_Text):
-    """A prompt of token ids. Its ``prompt`` is their text, which outputs return."""
+    """A prompt of token ids. ``prompt`` is their text, for outputs."""
 
     prompt_token_ids: Sequence[int]
 
@@ -41,8 +41,8 @@ class TokensPrompt(_Text):
 Prompt: TypeAlias = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
 """A text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``.
 
-A mapping may also have a ``"cache_salt"``: only prompts with equal salts share cached blocks. Its
-``"answer"`` says how the answer is read (`LLM.chat_prompt`).
+A mapping may also have a ``"cache_salt"``: only prompts with equal salts share cached blocks.
+``"answer"`` is the format of the answer (`LLM.chat_prompt`).
 """
 
 PromptType = SingletonPrompt = Prompt
@@ -83,12 +83,12 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     """The stop string or stop token id; None for EOS and other reasons."""
     reasoning: str | None = None
-    """The model's reasoning, which ``text`` leaves out, or only its new part.
+    """The model's reasoning (left out of ``text``), or only its new part.
 
     It is None if the reasoning is not told from the text.
     """
     tool_calls: list[ToolCall] | None = None
-    """The calls of tools, which ``text`` leaves out, or only their new parts.
+    """The calls of tools (left out of ``text``), or only their new parts.
 
     It is None if no tools were given.
     """
@@ -117,7 +117,7 @@ class RequestOutput:
     prompt_logprobs: list[LogprobRow | None] | None = None
     """An entry for each prompt token computed so far.
 
-    It is None for the first token, which nothing predicts.
+    It is None for the first token, because nothing predicts it.
     """
     outputs: list[CompletionOutput]
     """All choices, or those with news if ``output_kind`` is DELTA."""
@@ -126,7 +126,7 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     """Number of prompt tokens that were found in the prefix cache."""
     metrics: RequestMetrics | None = None
-    """Statistics of the request, which are updated while it runs."""
+    """Statistics of the request, updated while it runs."""
     error: str | None = None
     """The error message if ``finish_reason`` is "error"."""
     is_invalid: bool = False
@@ -142,7 +142,7 @@ class RequestOutput:
     __repr__ = short_repr
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all fields as JSON values, which `from_dict` converts back."""
+        """Return all fields as JSON values. `from_dict` converts them back."""
         return as_dict(self)
 
     @classmethod

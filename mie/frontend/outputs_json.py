@@ -90,7 +90,7 @@ def _key(hint: Any, key: str, where: str) -> Any:
 
 
 def _first_that_fits(hints: tuple[Any, ...], value: Any, where: str) -> Any:
-    """Return the value as one of several types, or raise the error of the last, which says most."""
+    """Return the value as one of several types, or raise the error of the last and fullest type."""
     if value is None and type(None) in hints:
         return None
     *others, last = [hint for hint in hints if hint is not type(None)]

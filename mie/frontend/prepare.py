@@ -47,12 +47,12 @@ class PreparedRequest:
     cache_salt: str | None = None
     client: str | None = None
     constraint: object = None
-    """Constraint of the output, which `Preparer.constrained` adds."""
+    """Constraint of the output. `Preparer.constrained` adds it."""
     prompt: str | None
     """Text of the prompt, if the caller gave it."""
     output_kind: RequestOutputKind
     form: AnswerFormat | None = None
-    """Format of the answer, whose reasoning and calls are told from its text."""
+    """Format of the answer, to separate reasoning and calls from the text."""
     has_rows: bool = True
     """Whether outputs have rows of log-probabilities.
 
@@ -85,7 +85,7 @@ class Preparer:
     ) -> PreparedRequest:
         """Return the prepared request, for `constrained`.
 
-        If ``output_kind`` is None, that of ``params`` is used. A salt in the prompt wins over
+        If ``output_kind`` is None, the kind of ``params`` is used. A salt in the prompt wins over
         ``cache_salt``. A text is encoded with the special tokens that the model expects, unless
         ``add_special_tokens`` is False.
 
@@ -187,7 +187,7 @@ def _answering(
     """Return parameters with the grammar of an answer that must be calls, and how it is read.
 
     Raises:
-        RequestError: the parameters constrain the answer in another way, or ask for no text.
+        RequestError: the parameters constrain the answer in another way, or exclude text.
     """
     if answer is None:
         return params, None
@@ -242,7 +242,7 @@ def without_text(
 
 
 def each_prompt(prompts: Any) -> list[Any]:
-    """Return the prompts of a call, which may be a single prompt.
+    """Return the prompts of a call, also of a single prompt.
 
     Raises:
         RequestError: they are neither a prompt nor a list.

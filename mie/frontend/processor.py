@@ -75,7 +75,7 @@ class OutputProcessor:
         answers.clear()
 
     def abort(self, request_id: str) -> None:
-        """End a request, whose caller gets a final output; ignore an unknown id."""
+        """End a request; the caller gets a final output. Ignore an unknown id."""
         self._engine.abort(request_id)
         self._advance(request_id)
 
@@ -85,7 +85,7 @@ class OutputProcessor:
             self._advance(request_id)
 
     def drop_orphans(self) -> None:
-        """Drop the requests whose callers are gone."""
+        """Drop the requests of callers that are gone."""
         while self.gone:
             self.drop(self.gone[0])
             self.gone.popleft()
@@ -126,7 +126,7 @@ class OutputProcessor:
         self._file(requests[largest])
 
     def drop_all(self) -> None:
-        """Forget every request, in a forked child whose parent serves them."""
+        """Forget every request in a forked child. The parent serves them."""
         self._answers.clear()
         self.gone.clear()
         self.changed.clear()

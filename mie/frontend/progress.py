@@ -13,7 +13,7 @@ def progress_bar(
 ) -> Iterator[Callable[[RequestOutput], object]]:
     """Show a progress bar for the requests of one call. The function counts a finished request.
 
-    Its speeds are estimates that count only finished requests. ``use_tqdm`` is True for a bar,
+    The speeds are estimates that count only finished requests. ``use_tqdm`` is True for a bar,
     False for none, or a function with tqdm's keywords that makes a bar. In a notebook the bar is a
     widget.
     """

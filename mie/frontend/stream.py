@@ -28,12 +28,12 @@ class OutputStream(Collector):
     event_loop: asyncio.AbstractEventLoop
 
     def __init__(self, loop: EngineLoop, count: int) -> None:
-        """Create a stream for the outputs of ``count`` requests, which are still to be added."""
+        """Create a stream for the outputs of ``count`` requests that are still to be added."""
         super().__init__(loop.note_gone)
         self.answers: list[Answer] = []
         """The answers to the requests, once they are added to the engine."""
         self.num_unfinished = count
-        """Requests whose final output was not taken yet."""
+        """Requests with a final output that was not taken yet."""
         self.event_loop = asyncio.get_running_loop()
         self._loop = loop
         self._hold: Hold | None = None
@@ -70,7 +70,7 @@ class OutputStream(Collector):
     def close(self) -> None:
         if self.num_unfinished:
             self.num_unfinished = 0
-            # A command, because the one that adds the requests may still be in the inbox.
+            # A command, because the command that adds the requests may still be in the inbox.
             self._loop.post(partial(self._loop.processor.drop, self.request_ids))
 
     def arrive(self) -> None:

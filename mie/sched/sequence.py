@@ -91,7 +91,7 @@ class Request:
 
     @property
     def prefill_choice(self) -> Sequence | None:
-        """The first unfinished choice, which computes the prompt for all choices.
+        """The first unfinished choice. It computes the prompt for all choices.
 
         None once a choice has a token, because the choices have diverged.
         """
