@@ -143,6 +143,8 @@ class MemoryPlan:
             rows.append((f"host memory for {self.num_host_blocks} swapped blocks", self.host_bytes))
         rows.append(("total", sum(num_bytes for _, num_bytes in rows)))
         rows.append(("available", self.memory.available_bytes))
+        if self.fits:
+            rows.append(("log-probabilities of answers, at most", self.answer_bytes))
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"  {name:<{width}} {size / 2**20:>14,.1f} MiB" for name, size in rows)
 

@@ -56,7 +56,7 @@ class Run:
         self.num_seqs: list[int] = []
         self.requests: list[Request] = []
         settings = LoadSettings(engine=config, backend=backend, dtype=dtype)
-        self.engine = load_engine(model, LoadSettings(engine=settings), wrap=self._wrap)
+        self.engine = load_engine(model, settings, wrap=self._wrap)
         rng = np.random.default_rng(seed)
         for step in range(40):
             if step < 12 and rng.random() < 0.5:

@@ -7,9 +7,10 @@ import pytest
 import tiny_models
 from audit import kv_cache_of
 from emulated import needs_compiler
+from engines import run_to_end
 from fake_cupy import FakeCupy, fake_cupy
 from test_graphs import WIDE
-from test_recording import all_tokens, reading_backend
+from test_recording import reading_backend
 
 from mie import LLM
 from mie.cli.compiling import compile_for_gpu
@@ -70,7 +71,7 @@ def test_nothing_is_compiled_when_a_model_is_loaded_again(fake_cupy: FakeCupy, t
         engine = load(fake_cupy, tmp_path, WIDE, "float16", max_num_seqs=1)
         assert bool(fake_cupy.nvrtc.compiled) == is_first
     engine.add_request([5, 6], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
-    assert len(all_tokens(engine)) == 1
+    assert len(run_to_end(engine)) == 1
 
 
 def test_steps_that_run_ahead_write_no_keys(fake_cupy: FakeCupy, tmp_path: Path):
@@ -133,10 +134,10 @@ def test_a_model_with_recurrent_layers_is_ready(fake_cupy: FakeCupy):
     wrap = reading_backend(fake_cupy)
     model = Path(__file__).parents[1] / "golden" / "models" / "qwen35_delta"
     settings = LoadSettings(engine=config, backend="cupy", dtype="float16", load_format="dummy")
-    engine = load_engine(model, LoadSettings(engine=settings), wrap=wrap, use_tqdm=False)
+    engine = load_engine(model, settings, wrap=wrap, use_tqdm=False)
     compiled = list(fake_cupy.nvrtc.compiled)
     engine.add_request([5, 6, 7], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
     with fake_cupy.steady():
-        tokens = all_tokens(engine)
+        tokens = run_to_end(engine)
     assert [len(each) for each in tokens.values()] == [5]
     assert fake_cupy.nvrtc.compiled == compiled

@@ -72,6 +72,14 @@ def test_a_quarter_of_shared_memory_and_all_of_a_gpus_is_used():
     assert planned(101 * BLOCK, is_shared=False).num_blocks == 101
 
 
+def test_the_table_shows_the_memory_that_is_left_to_answers():
+    """A server holds the log-probabilities of answers to it, unless a setting replaces it."""
+    plan = planned(801 * BLOCK, num_blocks=1)
+    assert plan.answer_bytes == 100 * BLOCK
+    row = rf"  log-probabilities of answers, at most +{100 * BLOCK / 2**20:,.1f} MiB"
+    assert re.fullmatch(row, plan.table().splitlines()[-1])
+
+
 def test_a_requested_length_is_kept_and_the_models_may_shrink():
     assert planned(40 * BLOCK, max_model_len=CONTEXT).num_blocks == CONTEXT // 16
     plan = planned(40 * BLOCK)
