@@ -38,7 +38,7 @@ Work: TypeAlias = Literal["idle", "changing", "computing", "finishing"]
 
 
 class Runner(Protocol):
-    """Computes steps: `ModelRunner`, one that overlaps, or the simulator's."""
+    """Computes steps: `ModelRunner`, an overlapping runner, or the simulator's."""
 
     @property
     def is_ahead(self) -> bool:
@@ -102,7 +102,7 @@ class Engine:
     ) -> None:
         """Create an engine. ``clock`` returns monotonic seconds, real or simulated.
 
-        ``constraints`` are those of the runner, which need a tokenizer.
+        ``constraints`` are the runner's. They need a tokenizer.
         """
         self.config = config
         self.scheduler = scheduler

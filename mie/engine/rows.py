@@ -45,7 +45,7 @@ class Row:
                 constraints, new.params, self.token_ids, new.num_prompt, masks_early=masks_early
             )
             self._greedy = RowControls(allowed=self._constraint)
-        self._is_unedited = _is_unedited(new)  # except for a constraint
+        self._is_unedited = _is_unedited(new)  # a constraint counts apart
         self._is_greedy = self._is_unedited and new.params.temperature == 0
         self.is_plain = self._is_greedy and self._constraint is None
         self._end_ids = frozenset(new.banned_ids)

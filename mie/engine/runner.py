@@ -64,7 +64,7 @@ class ModelRunner:
         self.block_size = block_size
         self._kv_cache, self._host_cache = kv_cache, host_cache
         self._states = states
-        self._slots: Ints = np.zeros(max_num_seqs, np.int64)  # of states, by row
+        self._slots: Ints = np.zeros(max_num_seqs, np.int64)  # the slot of each row's states
         self._host_states: dict[int, bytes] = {}
         self._forward = partial(decoder.forward, kv_cache=kv_cache, states=states)
         self._constraints = constraints
@@ -74,7 +74,8 @@ class ModelRunner:
         # Arrays by row, changed only by the deltas of plans.
         num_tables = num_groups * max_num_seqs
         self._block_tables: Ints = np.zeros((num_tables, max_blocks_per_seq), np.int64)
-        self._firsts: Ints = np.arange(0, num_tables, max_num_seqs)[:, None]  # of each group
+        # The first row of each group's tables.
+        self._firsts: Ints = np.arange(0, num_tables, max_num_seqs)[:, None]
         self._num_stored: Ints = np.zeros(max_num_seqs, np.int64)
         self._last_tokens: Ints = np.zeros(max_num_seqs, np.int64)
 
@@ -279,7 +280,7 @@ class ModelRunner:
         drawn, logits = launched.drawn, launched.logits
         token_ids = [] if drawn is None else self.backend.finish_sample(drawn)
         decoded, indices = token_ids[: len(launched.rows)], list(range(len(launched.rows)))
-        if launched.rows != plan.decodes:  # some have ended since
+        if launched.rows != plan.decodes:  # some sequences have ended since the launch
             wanted = set(plan.decodes)
             indices = [i for i, row in enumerate(launched.rows) if row in wanted]
             decoded = [decoded[i] for i in indices]

@@ -147,7 +147,8 @@ class AnswerState:
         self._form = form
         self._key = key
         self._num_reasoning_taken = 0
-        self._num_arguments_taken: list[int] = []  # characters, of each call
+        # Characters of each call's arguments that were taken.
+        self._num_arguments_taken: list[int] = []
         self.begin()
 
     def begin(self) -> None:

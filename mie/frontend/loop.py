@@ -64,7 +64,7 @@ class EngineLoop:
         self._is_short = False  # of memory: the next turn begins by ending the largest request
         self._thread: threading.Thread | None = None
         self._is_stopping = False
-        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the thread
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # an item wakes the thread
         self._begin()
 
     def _begin(self) -> None:
@@ -72,7 +72,8 @@ class EngineLoop:
         self._role = threading.Lock()  # Its holder turns the loop.
         self._turning: int | None = None  # the thread that holds the lock
         self._entering: set[int] = set()  # Threads about to take the lock.
-        self._sleepers: dict[threading.Lock, Callable[[], bool]] = {}  # each with its condition
+        # The condition that each sleeper waits for.
+        self._sleepers: dict[threading.Lock, Callable[[], bool]] = {}
         self._is_behind = False  # a turn was interrupted, so some outputs may not be filed
 
     # Called by callers, in any thread.

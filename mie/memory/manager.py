@@ -188,7 +188,7 @@ class KVCacheManager:
     ) -> BlockTable:
         """Open the table that `find_allocation` just found, with blocks for all its tokens.
 
-        All tables of a request share its ``notes``, which parts write and read.
+        All tables of a request share its ``notes``. Parts write and read them.
         """
         path, partial, host = allocation.path, allocation.partial, allocation.host
         table = BlockTable(owner, row, allocation.token_ids)

@@ -42,7 +42,7 @@ class BlockPool:
         # Ordered sets. The last freed is taken first, and lower ids come first at the start.
         self._free = dict.fromkeys(reversed(range(num_blocks)))
         self._free_regions = dict.fromkeys(reversed(range(num_blocks // REGION)))
-        self._num_held = [0] * (num_blocks // REGION + 1)  # by region
+        self._num_held = [0] * (num_blocks // REGION + 1)  # number of held blocks by region
 
     @property
     def num_free(self) -> int:

@@ -131,7 +131,7 @@ class ModelConfig:
     attention_scale: float | None  # of the scores; None is 1 / sqrt(head_dim)
     attention_soft_cap: float | None
     logits_soft_cap: float | None
-    logits_scale: float  # a divisor
+    logits_scale: float  # the logits are divided by this
     embedding_scale: float
     residual_scale: float  # of the outputs that attention and MLP add
     norm_offset: int
@@ -139,7 +139,7 @@ class ModelConfig:
     layers_recurrent: tuple[bool, ...]  # which layers keep a state; the others attend
     recurrent: RecurrentConfig | None
     experts: Experts | None
-    names: Names  # of attention layers
+    names: Names  # the names of tensors of attention layers
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     dtype: str  # as in the file; the checkpoint's own dtype may differ

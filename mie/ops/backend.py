@@ -182,7 +182,7 @@ class HeadWeights:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    eps: float  # of the norms
+    eps: float  # added to the mean square in norms
 
 
 class Backend(Protocol):

@@ -81,7 +81,7 @@ def exponents(x: Floats, largest: Floats, scale: Floats) -> Floats:
 def weights_of(z: Floats, num_bits: int) -> NDArray[np.int64]:
     """Return floor(2**(z + num_bits)) for each exponent of z [...]. z is overwritten."""
     powers = np.exp2(z, out=z) if z.dtype == np.float64 else _exp2(z)
-    powers *= z.dtype.type(2.0**num_bits)  # exact
+    powers *= z.dtype.type(2.0**num_bits)  # a power of two multiplies exactly
     weights: NDArray[np.int64] = powers.astype(np.int64)
     return weights
 

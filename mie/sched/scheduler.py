@@ -59,7 +59,7 @@ class Scheduler:
         is_static = config.batching == "static"
         self._admit = self._admit_batch if is_static else self._admit_waiting
         self._step = 0
-        self._preempted: list[Sequence] = []  # in this step
+        self._preempted: list[Sequence] = []  # sequences that this step has preempted
 
     @property
     def next_waiting(self) -> Sequence | None:

@@ -23,7 +23,7 @@ class BadWords:
     def completing(self, token_ids: Sequence[int], num_generated: int) -> list[int]:
         """Return the tokens that would complete a bad word if they came next after ``token_ids``.
 
-        Only the last ``num_generated`` tokens, which are the output, are searched.
+        Only the last ``num_generated`` tokens (the output) are searched.
         """
         banned: list[int] = []
         for length, words in self._last_ids.items():

@@ -1,4 +1,4 @@
-"""Define the parts of the manager, which hold the memory of layers that do not keep every token."""
+"""Define the parts of the manager. They hold the memory of layers that do not keep every token."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class States:
             self._copies[slot] = source
         elif host is not None:
             self._moves.imports.append((self.host_slot(host), slot))
-        if not is_new:  # it was preempted
+        if not is_new:  # the sequence was preempted before
             own = (node for node, each in self.snapshots.items() if each.replaced_by == table.owner)
             state.latest = next(own, None)
         self._begin(table, state)

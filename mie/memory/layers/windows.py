@@ -61,7 +61,8 @@ class Windows:
         self.nodes: dict[Node, Entry] = {}
         """The entry of each node that has one."""
         self._node_of: dict[int, Node] = {}  # by the first block of their entries
-        self._unheld: OrderedDict[Node, int] = OrderedDict()  # as in `PrefixCache`
+        # Oldest release first, as in `PrefixCache`.
+        self._unheld: OrderedDict[Node, int] = OrderedDict()
         self._moves = Moves()
 
     # Opening.
