@@ -91,13 +91,12 @@ class Scheduler:
     def schedule(self, *, may_admit: bool = True) -> StepPlan:
         """Plan the next step and reserve its blocks. Without ``may_admit``, follow `ahead`."""
         step = self._begin_step(may_admit=may_admit)
-        self._take_running(step)
+        self._take_decodes(step)
+        self._take_prefills(step)
         if may_admit:
             self._admit(step)
-        if not step.decodes and not step.chunks:
-            # Shares of the tokens may have been reserved for a sequence that was not admitted.
-            step.budget = Budget(step.budget.left)
-            self._take_running(step)
+        if self.running and not step.decodes and not step.chunks:
+            self._take_reserved(step)
         return StepPlan(
             step=self._step,
             new_rows=self._rows.take_new(),
@@ -124,14 +123,6 @@ class Scheduler:
             self.preempt(victim, by=first)
         return StepDraft(self._queue.budget(first), only=first if victims else None)
 
-    def _take_running(self, step: StepDraft) -> None:
-        """Take the tokens of the running sequences."""
-        self._take_decodes(step)
-        if self.config.async_scheduling:
-            reserve_ahead(self.running, self.manager)
-        if self._rows.num_prefilling:
-            self._take_prefills(step)
-
     def _take_decodes(self, step: StepDraft) -> None:
         """Take the newest token of each sequence with a computed prompt, the first key first.
 
@@ -154,6 +145,8 @@ class Scheduler:
                 budget.take(request, 1)
             else:
                 self._add_chunk(step, seq, min(count, most))
+        if self.config.async_scheduling:
+            reserve_ahead(self.running, self.manager)
 
     def _grow(self, step: StepDraft, seq: Sequence, order: list[Sequence]) -> bool:
         """Make room for the next token, or preempt the sequence itself and return False."""
@@ -164,7 +157,7 @@ class Scheduler:
 
     def _take_prefills(self, step: StepDraft) -> None:
         """Take chunks of the prompts in progress. They have their blocks."""
-        for seq in self.running:
+        for seq in self.running if self._rows.num_prefilling else ():
             if seq.is_prefilling:
                 count = chunk_size(self.config, seq.num_missing, step.budget.most(seq.request))
                 if count:
@@ -179,6 +172,12 @@ class Scheduler:
         choices = () if count < seq.num_missing else self._choices_after(seq)
         step.chunks.append(seq.chunk(count, choices))
         step.budget.take(seq.request, count)
+
+    def _take_reserved(self, step: StepDraft) -> None:
+        """Take the tokens that the budget reserved for a sequence that was not admitted."""
+        step.budget = Budget(step.budget.left)
+        self._take_decodes(step)
+        self._take_prefills(step)
 
     # Admission.
 

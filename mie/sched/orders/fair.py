@@ -18,7 +18,7 @@ from mie.sched.rows import RunningRows, insert, remove
 from mie.sched.sequence import LOGPROBS_PER_TOKEN, Request, Sequence
 
 NOT_RANKED = 2**53
-"""The rank of requests that were never admitted: behind all that were."""
+"""The rank of requests that were never admitted: behind all admitted requests."""
 
 
 def cost(request: Request) -> int:
@@ -47,7 +47,7 @@ class FairQueue(WaitingQueue):
         self._charged: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
         """The cost that each request was charged so far."""
         self.served: dict[Client, float] = {}
-        """The counters above the floor: the cost that each client was charged by its weight."""
+        """The counters above the floor: the cost of each client, divided by the client's weight."""
         self._floor = 0.0
         """The smallest counter of the clients that wait. No client's counter is below it."""
         self._num_ranked = 0
@@ -103,7 +103,7 @@ class FairQueue(WaitingQueue):
         return is_there
 
     def first(self) -> Sequence | None:
-        """Return the first sequence of the client served least, of those that may have a row.
+        """Return the first sequence of the client that was served least and may have a row.
 
         Among clients that were served equally, the client with the fewest rows is next. A prompt
         that was preempted before its first token does not count against its client.

@@ -81,8 +81,8 @@ class Shares:
         """Return the sequences to preempt for ``first``, or none if all are not enough.
 
         A client loses its last sequences, as far as they had their turn. If the client of ``first``
-        holds any rows, it may not come to hold more than the other client keeps. The largest share
-        makes way first, and of equal shares the client with the largest counter.
+        holds any rows, the client may not come to hold more than the other client keeps. The
+        largest share makes way first, and of equal shares the client with the largest counter.
         """
         clients = self._by_client()
         own, wanted = clients.pop(first.request.client, []), 0.0
@@ -120,7 +120,7 @@ class Shares:
         return counts[index] if index < len(counts) else 0
 
     def _had_turn(self, seq: Sequence, step: int, *, is_first: bool) -> bool:
-        """Whether it had its row for long enough; a client's first one, whether it progressed."""
+        """Whether a sequence had its row for a turn: in steps, or in tokens if it is the first."""
         first_step, num_tokens = seq.running_since
         gone = seq.num_tokens - num_tokens if is_first else step - first_step
         return gone >= self._turn
