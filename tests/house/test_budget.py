@@ -13,7 +13,7 @@ import mie
 
 PACKAGE = Path(mie.__file__).parent
 ROOMS = ("memory", "sched", "engine", "model", "ops")
-MOST_LINES = 6200
+MOST_LINES = 6000
 MOST_IMPORTED_LINES = 2300
 TABLES = {"vllm_names.py"}
 """Files of names alone, which nobody reads to understand the engine."""
