@@ -3,9 +3,13 @@
 import ctypes
 import faulthandler
 import gc
+import importlib.util
 import os
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -46,7 +50,10 @@ RARE = {("mode", "'random'"), ("mode", "'reverse'"), ("dtype", "'float16'")}
 bits."""
 MOST_BUILDS = 3
 """Number of cases of a test of CUDA kernels in `make test`."""
+WARM_UP = "from mie import LLM; LLM('bundled', backend='jit', num_blocks=8)"
+"""Program that compiles the kernels of most tests of `jit`."""
 _stderr = pytest.StashKey[int]()
+_warming = pytest.StashKey[tuple["subprocess.Popen[bytes]", Path]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -77,6 +84,35 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_xdist_auto_num_workers() -> int:
     """Start a worker more than there are CPUs, because tests wait for programs."""
     return (os.cpu_count() or 1) + 1
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compile kernels of `jit` once while the workers of pytest-xdist collect the tests.
+
+    In a fresh clone, each worker would compile them otherwise, all at the same time.
+    """
+    config = session.config
+    is_controller = "PYTEST_XDIST_WORKER" not in os.environ and config.getoption("numprocesses", 0)
+    if is_controller and importlib.util.find_spec("numba") is not None:
+        cache = Path(tempfile.mkdtemp(prefix="mie-tests-"))
+        _keep_builds(config, cache)
+        process = subprocess.Popen(
+            [sys.executable, "-c", WARM_UP],
+            env={**os.environ, "XDG_CACHE_HOME": str(cache)},
+            cwd=config.rootpath,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        config.stash[_warming] = process, cache
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End the program that compiles kernels if it still runs."""
+    if (warming := session.config.stash.get(_warming, None)) is not None:
+        process, cache = warming
+        process.kill()
+        process.wait(60)
+        shutil.rmtree(cache, ignore_errors=True)  # the kernels themselves are elsewhere
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
