@@ -37,19 +37,3 @@ def numpy_facts() -> dict[str, str]:
     blas = config["Build Dependencies"].get("blas", {})
     names = {"blas": blas.get("name", "unknown"), "blas_version": blas.get("version", "unknown")}
     return {"version": np.__version__, **names}
-
-
-def products_facts() -> dict[str, Any]:
-    """Return how backend numpy multiplies.
-
-    The facts are the "kernels" of the BLAS, "is_controlled" (false if the number of
-    threads cannot be set), and the "num_threads" of large steps.
-    """
-    from mie.base.resources import available_cpus
-
-    blas = Blas()
-    return {
-        "kernels": blas.core,
-        "is_controlled": blas.is_controlled,
-        "num_threads": available_cpus(),
-    }
