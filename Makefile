@@ -43,6 +43,7 @@ test-pythons: $(VENV)/.installed
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/python scripts/check_types.py
 
 # Every small mistake in one module, before a release (docs/mutation.md). The tool has its own environment, and breaks
