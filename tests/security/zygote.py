@@ -235,5 +235,5 @@ def attempted(case: list[Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
+    sys.path[:0] = [str(folder) for folder in Path(__file__).parents[:2]]
     main()

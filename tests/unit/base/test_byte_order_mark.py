@@ -107,4 +107,4 @@ def test_one_function_removes_the_mark() -> None:
         for path in root.rglob("*.py")
         if pattern.search(path.read_text(encoding="utf-8"))
     }
-    assert found == {"system/files.py"}
+    assert found == {"base/files.py"}

@@ -108,7 +108,7 @@ TEXT = (Path(__file__).parents[3] / "docs" / "page.md").read_text(encoding="utf-
 def test_every_kind_of_event_has_an_example() -> None:
     section = TEXT.partition("### events\n")[2].partition("\n### ")[0]
     named = set(re.findall(r'\["(\w+)",', section)) | set(
-        re.findall(r"`(\w+)` has no\s+fields", section)
+        re.findall(r"`(\w+)` has\s+no\s+fields", section)
     )
     assert named == SHOWN.keys()
 
