@@ -44,7 +44,7 @@ Part = tuple[int, Form | None]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepBatch:
-    """A step's tokens as one ragged batch of integers (docs/architecture.md has a drawing).
+    """A step's tokens as one ragged batch of integers (docs/shapes.md has an example).
 
     Query i of a sequence with n queries and length s is at position s - n + i. Entries of
     ``block_tables`` at or past a sequence's length are arbitrary. Groups of layers may have slots
@@ -186,9 +186,9 @@ class HeadWeights:
 
 
 class Backend(Protocol):
-    """The operations of every backend. The function of `mie.ops` that each names defines it.
+    """The operations of every backend. A docstring names the function of `mie.ops` that defines it.
 
-    The methods with a body compose single operators. A backend may compute them at once.
+    A method with a body composes other methods. A backend may replace it by one fused operation.
     """
 
     name: str

@@ -2,6 +2,7 @@
 
 The edits are applied in vLLM's order: logit bias and masks, penalties, temperature, min-p, top-k,
 top-p.
+
 The random number is an input, and weights are integers (`mie.ops.token_weights`), so the same
 logits, controls and number give the same token on every backend.
 """
