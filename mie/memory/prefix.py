@@ -39,7 +39,7 @@ class Node:
 
 
 class PartialMatch(NamedTuple):
-    """The block with a start that matches most of the following tokens."""
+    """The block that begins with the longest prefix of the next tokens."""
 
     block_id: int
     num_tokens: int

@@ -1,4 +1,7 @@
-"""Mix the tokens of sequences in a layer by attention."""
+"""Define the mixers of layers. A mixer is the part of a layer before its MLP.
+
+This file has attention. `mie.model.layers.recurrent` has the mixers that keep a state.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ class Caches:
 
 
 class Mixer(Protocol):
-    """A layer's weights before its MLP."""
+    """The part of a layer before its MLP: attention, or recurrence."""
 
     out: Array
     """Matrix that multiplies the result."""
