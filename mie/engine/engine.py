@@ -83,7 +83,8 @@ class Engine:
         print(request.sequences[0].output_ids)
 
     The truth about a request is its tokens, and blocks are a cache of them. So an exception at any
-    line, for example from a signal handler, costs time and no output: the next call repairs.
+    line, for example from a signal handler, costs time and no output: the next call repairs the
+    state.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class Engine:
     def _finish_step(
         self, plan: StepPlan, result: StepResult, sequences: Items[Sequence], failed: Items[str]
     ) -> StepOutput:
-        """Let the requests leave that have ended, and count the step."""
+        """Remove the requests that have ended, and count the step."""
         assert not (plan.is_empty and self.has_work), "the engine has work and does nothing"
         gaps = self._meter.stamp(plan, sequences)
         ended = [seq.request for seq in sequences if seq.finish_reason]
@@ -275,7 +276,7 @@ class Engine:
     ) -> None:
         """Raise `RequestError` if a request does not fit the model. Any thread may call.
 
-        ``params`` are verified.
+        ``params`` must come from `SamplingParams.verified`.
         """
         check_labels(request_id, priority, cache_salt, client, limits)
         check_token_ids(token_ids, params, self.vocab_size)

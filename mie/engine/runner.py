@@ -1,4 +1,4 @@
-"""Run a step's plan on a backend. Host lists become arrays here and nowhere else.
+"""Run a step's plan on a backend. `ModelRunner.pack` turns the plan's lists into arrays.
 
 The runner keeps one row for each running sequence (its block table, tokens and sampling) and
 applies the plan's deltas to it. So the cost of a step depends on the changes, not on the total.
@@ -87,7 +87,7 @@ class ModelRunner:
         return self.collect(plan, self.launch(plan))
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Begin a step that was prepared. `collect` waits for it."""
+        """Pack a prepared step, and begin to compute it and to sample. `collect` waits for it."""
         logits = self.backend.run_step(self._forward, self.pack(plan))
         chosen = [(chunk.row, choice) for chunk in plan.chunks for choice in chunk.choices]
         rows = [*plan.decodes, *(row for row, _ in chosen)]
@@ -204,7 +204,7 @@ class ModelRunner:
         """Return the plan as one ragged batch: its decodes, then its chunks.
 
         The logits of each row that decodes come first, then the logits of each chunk's last token,
-        once for each choice that samples from it. The prompt's scored positions follow.
+        once for each choice that samples from it. The scored positions of the chunks follow.
         """
         chunks, num_decodes = plan.chunks, len(plan.decodes)
         rows = np.array([*plan.decodes, *[chunk.row for chunk in chunks]], np.int64)

@@ -41,7 +41,8 @@ class KVCacheManager:
     ) -> None:
         """Manage ``num_blocks`` blocks, and the memory of other layers in ``parts``.
 
-        With parts, only full blocks are shared.
+        A part holds the memory of layers with a window, or of recurrent layers. With parts, only
+        full blocks are shared.
         """
         self.block_size, self.num_blocks = block_size, num_blocks
         self.num_host_blocks = num_host_blocks
@@ -142,12 +143,13 @@ class KVCacheManager:
         host: HostTable | None = None,
         num_reserved: int = 0,
     ) -> Allocation | None:
-        """Find blocks for a table of all the tokens that leave ``num_reserved`` blocks available.
+        """Find blocks for a table of all the tokens, or return None if there are too few.
 
-        Return None if there are too few. Nothing is allocated. The table shares the longest cached
-        run of full blocks. It also copies the cached block that shares the longest prefix with the
-        next tokens. Swapped-out blocks are restored from ``host`` where the cache does not have
-        them. At least the last token is left to compute, so that there are logits.
+        Nothing is allocated. After `open_table`, ``num_reserved`` blocks would still be available.
+        The table shares the longest cached run of full blocks. It also copies the cached block that
+        shares the longest prefix with the next tokens. Swapped-out blocks are restored from
+        ``host`` where the cache does not have them. At least the last token is left to compute, so
+        that there are logits.
         """
         limit = len(token_ids) - 1
         path: list[Node] = []
@@ -243,7 +245,7 @@ class KVCacheManager:
         """Grow the table to hold ``num_tokens`` tokens. Return False, unchanged, if blocks run out.
 
         The next token's block is about to be written. If it has other holders, it is replaced by a
-        copy: copy, decref, swap. The last holder keeps the original.
+        copy: allocate, copy, release. The last holder keeps the original.
         """
         assert table.node is not None, "the table is closed"
         index = table.num_tokens // self.block_size
@@ -306,6 +308,7 @@ class KVCacheManager:
             part.commit(table)
 
     def _publish(self, table: BlockTable) -> None:
+        """Insert the new full blocks of a table in the prefix cache, or switch to equal ones."""
         if not self.shares_full:
             return
         size, node = self.block_size, table.node

@@ -89,7 +89,11 @@ class Scheduler:
     # One step.
 
     def schedule(self, *, may_admit: bool = True) -> StepPlan:
-        """Plan the next step and reserve its blocks. Without ``may_admit``, follow `ahead`."""
+        """Plan the next step and reserve its blocks.
+
+        Without ``may_admit``, the step is already launched for the rows of `ahead`. Then no
+        sequence is admitted.
+        """
         step = self._begin_step(may_admit=may_admit)
         self._take_decodes(step)
         self._take_prefills(step)

@@ -2,6 +2,7 @@
 
 To add a policy, write a subclass of `WaitingQueue` here with a rank and a victim, add it to
 `ORDERS`, and add its name to ``scheduling_policy`` in mie/config/settings.json.
+docs/howto/policy.md lists the tests and the pages too.
 """
 
 from collections.abc import Mapping
