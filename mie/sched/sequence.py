@@ -128,9 +128,10 @@ class Sequence:
     The tokens, ``logprobs`` and ``finish_reason`` are the truth about it. The rest can be rebuilt
     from them (`Scheduler.rebuild`).
 
-    There is no prefill phase and no decode phase: at every step ``num_computed`` catches up with
-    ``num_tokens``. The state of a sequence is the queue that holds it (waiting, running, finished).
-    A swapped-out sequence is waiting and has a ``host`` table.
+    There is no prefill phase and no decode phase. Steps compute tokens, and ``num_computed`` counts
+    them. The step that computes the last token samples the next token. The state of a sequence is
+    the queue that holds it (waiting, running, finished). A swapped-out sequence is waiting and has
+    a ``host`` table.
     """
 
     request: Request
@@ -260,7 +261,7 @@ class Sequence:
     def ending(self) -> tuple[FinishReason, int | None] | None:
         """Return the finish and stop reason if its last token ends it."""
         request, token_id = self.request, self.token_ids[-1]
-        # A prompt token or a forced token never ends the sequence.
+        # A token of the prompt or of ``trace_decode_token_ids`` never ends the sequence.
         is_forced = self.num_generated <= len(request.params.trace_decode_token_ids or ())
         if token_id in self.end_token_ids and not is_forced:
             return "stop", None if token_id in request.eos_token_ids else token_id

@@ -11,8 +11,9 @@ from mie.base.arithmetic import ceil_div
 class Window:
     """How far the layers with a window reach back, and how they share the blocks of a pool.
 
-    A block holds the keys and values of as many layers as there are without a window. So those have
-    one block for ``block_size`` tokens, and the layers with a window have ``num_groups``.
+    A block holds the keys and values of as many layers as there are without a window. So the layers
+    without a window have one block for ``block_size`` tokens, and the layers with a window have
+    ``num_groups`` blocks.
     """
 
     size: int

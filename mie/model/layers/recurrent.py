@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recurrence(Mixer):
-    """A short convolution, or a convolution and a recurrence whose result is gated."""
+    """A short convolution, or a convolution and a recurrence with a gated result."""
 
     index: int
     """Number of the layer among the recurrent layers."""
