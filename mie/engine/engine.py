@@ -75,7 +75,7 @@ class Metrics(Protocol):
 
 
 class Engine:
-    """Runs requests until they finish. Only one thread at a time may call it.
+    """Runs requests until they finish. Only one thread at a time may call it::
 
         request = engine.add_request([5, 6, 7], SamplingParams(max_tokens=16))
         while engine.has_work:

@@ -128,9 +128,9 @@ class SamplingParams(_Checked):
     logprobs: Number of most likely tokens to return log-probabilities for, in addition to the
         chosen token. -1 returns the whole vocabulary, and None no log-probabilities; at least -1
         (OpenAI). Default: None.
-    prompt_logprobs: The same for each token of the prompt, then computed without prefix hits; at
-    least -1, or None (vLLM). Default: None. logit_bias: Numbers to add to the logits of tokens; a
-    mapping of up to 2**20 ids to numbers from
+    prompt_logprobs: The same for each token of the prompt. The prompt is then computed without
+        prefix hits; at least -1, or None (vLLM). Default: None.
+    logit_bias: Numbers to add to the logits of tokens; a mapping of up to 2**20 ids to numbers from
         -100 to 100 (OpenAI). Default: None.
     allowed_token_ids: Ban every token that is not in this list; up to 2**20 ids (vLLM). Default:
         None.

@@ -40,13 +40,13 @@ class StructuredOutputsParams:
     json: A JSON schema, as a dictionary or as text. The output is a JSON value that it accepts.
         Default: None.
     regex: A regular expression in Rust's syntax. The whole output matches it. Default: None.
-    choice: Texts that the output is chosen from; a list of strings. Default: None. grammar: A
-    grammar in llguidance's dialect of Lark with a rule ``start``, or in GBNF with a rule
+    choice: Texts that the output is chosen from; a list of strings. Default: None.
+    grammar: A grammar in llguidance's dialect of Lark with a rule ``start``, or in GBNF with a rule
         ``root``. Default: None.
     json_object: True for any JSON object. Default: None.
     disable_any_whitespace: Write JSON without whitespace. With False the model may write any (in
-    vLLM the default is False). Default: True. disable_additional_properties: Allow only the
-    properties that a schema names, where it does not
+        vLLM the default is False). Default: True.
+    disable_additional_properties: Allow only the properties that a schema names, where it does not
         have ``additionalProperties``. This also applies to the schemas of a grammar.
         Default: False.
     whitespace_pattern: A regular expression for the whitespace between the tokens of JSON. It

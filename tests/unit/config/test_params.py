@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tables import table
 
-from mie import BeamSearchParams, RequestLimits, SamplingParams
+from mie import BeamSearchParams, RequestLimits, SamplingParams, StructuredOutputsParams
 from mie.config.params.sampling import truncated
 from mie.errors import ConfigError, RequestError, shown
 
@@ -284,3 +284,9 @@ def test_a_prompt_is_truncated_from_its_beginning(truncate, max_tokens, kept):
 def test_bad_values_of_beam_search_are_refused_by_name(name: str, value: Any):
     with pytest.raises(ConfigError, match=f"{name} must be"):
         BeamSearchParams(**{"beam_width": 2, "max_tokens": 4, name: value})
+
+
+@pytest.mark.parametrize("params", [SamplingParams, StructuredOutputsParams])
+def test_help_lists_each_parameter_on_a_line_of_its_own(params: type[Any]) -> None:
+    listed = re.findall(r"^    (\w+): ", params.__doc__ or "", re.MULTILINE)
+    assert [*listed] == [field.name for field in dataclasses.fields(params) if field.init]
