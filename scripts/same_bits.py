@@ -377,6 +377,13 @@ def ordered(result: Any) -> Any:
     return result | {"events": [each for records in steps.values() for each in records]}
 
 
+def is_commit(name: str) -> bool:
+    """Return whether the repository of this script has the commit."""
+    command = ["git", "rev-parse", "--quiet", "--verify", "--end-of-options", f"{name}^{{commit}}"]
+    here = Path(__file__).parent
+    return subprocess.run(command, cwd=here, capture_output=True, check=False).returncode == 0
+
+
 @contextmanager
 def checkout(name: str) -> Iterator[Path]:
     """Yield the directory of a checkout, or a temporary work tree of a commit."""
@@ -427,6 +434,11 @@ def main(argv: list[str]) -> int:
         help="compare all, with every bit; OLD is newer than 5b483d50",
     )
     options = parser.parse_args(argv)
+    if options.scenarios < 1:
+        parser.error(f"--scenarios is {options.scenarios}; compare at least 1")
+    for name in (options.old, options.new):
+        if not Path(name).is_dir() and not is_commit(name):
+            parser.error(f"{name!r} is neither a directory nor a commit of this repository")
     numbers = range(options.scenarios) if options.only is None else [options.only]
     scenarios = [Draw(f"{options.seed}/{number}").scenario() for number in numbers]
     if not options.strict:

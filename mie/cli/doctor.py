@@ -58,7 +58,7 @@ def find_facts(topic: str) -> Facts:
 
 
 def _facts(topic: str, name: str = "") -> Facts:
-    """Import the libraries of a topic, which may raise anything, and return the facts."""
+    """Import the libraries of a topic, and return the facts. The import may raise anything."""
     match topic:
         case "package":
             import mie.frontend.async_llm

@@ -94,3 +94,17 @@ def test_only_steps_that_pass_blocks_of_windows_have_records_in_any_order():
 def test_a_checkout_equals_itself(capsys: pytest.CaptureFixture[str]):
     assert same_bits.main([str(ROOT), str(ROOT), "--scenarios", "2", "--strict"]) == 0
     assert "equal on" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere", "."), "'nowhere' is neither a directory nor a commit"),
+        ((".", ".", "--scenarios", "0"), "--scenarios is 0; compare at least 1"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: tuple[str, ...], message: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        same_bits.main([*arguments])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
