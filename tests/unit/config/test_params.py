@@ -1,6 +1,7 @@
 """Test `SamplingParams` and `BeamSearchParams`: allowed values, and the messages of refusals."""
 
 import dataclasses
+import inspect
 import itertools
 import math
 import pickle
@@ -288,5 +289,6 @@ def test_bad_values_of_beam_search_are_refused_by_name(name: str, value: Any):
 
 @pytest.mark.parametrize("params", [SamplingParams, StructuredOutputsParams])
 def test_help_lists_each_parameter_on_a_line_of_its_own(params: type[Any]) -> None:
-    listed = re.findall(r"^    (\w+): ", params.__doc__ or "", re.MULTILINE)
+    doc = inspect.cleandoc(params.__doc__ or "")  # Python 3.13 removes the indentation by itself
+    listed = re.findall(r"^(\w+): ", doc, re.MULTILINE)
     assert [*listed] == [field.name for field in dataclasses.fields(params) if field.init]
