@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # Each worker and each command of the tests imports what the others have compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo site test test-all test-lowest test-pythons check check-build docs mutation clean
+.PHONY: demo site test test-all test-lowest test-pythons check check-build docs mutation scoreboard clean
 
 demo: $(VENV)/.installed
 	$(BIN)/mie generate --temperature 0.7 --seed 5 \
@@ -60,6 +60,10 @@ mutation:
 	  cr-filter-operators run.sqlite scripts/cosmic_ray.toml && \
 	  cosmic-ray baseline scripts/cosmic_ray.toml && cosmic-ray exec scripts/cosmic_ray.toml run.sqlite && \
 	  cr-report --surviving-only --show-diff run.sqlite
+
+# Public suites, and published figures beside mie's, in docs/scoreboard.md: make scoreboard OPTIONS="--data DIR"
+scoreboard: $(VENV)/.installed-test
+	$(BIN)/python -m scripts.scoreboard $(OPTIONS)
 
 # The distributions, in dist/, and the wheel tried in a fresh environment.
 check-build: $(VENV)/.installed-test

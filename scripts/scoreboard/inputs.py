@@ -1,0 +1,76 @@
+"""Find the inputs of cases, and check that they are the published files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class MissingInputError(Exception):
+    """An input is not in the folders, or has other contents than the published file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """A public file."""
+
+    name: str
+    """Path of the file in the folder of data or models."""
+    sha256: str
+    """Digest of the unpacked file."""
+    origin: str
+    """Public address of the file, or the command that gets it."""
+
+
+def read_table() -> dict[str, Input]:
+    """Return the inputs of `inputs.json` by name.
+
+    In the file, inputs with one origin share an entry, and the origin ends with "/" if the name of
+    the file is left out.
+    """
+    found: dict[str, Input] = {}
+    text = Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
+    for entry in json.loads(text):
+        for name, sha256 in entry["files"].items():
+            origin = entry["origin"]
+            origin += Path(name).name if origin.endswith("/") else ""
+            found[name] = Input(name=name, sha256=sha256, origin=origin)
+    return found
+
+
+def find_input(each: Input, folders: Sequence[Path], build: Path) -> Path:
+    """Return the path of an input, unpacked to ``build`` if a folder has only NAME.xz.
+
+    Raises:
+        MissingInputError: no folder has the file, or the digest is another one.
+    """
+    for folder in folders:
+        path, packed = folder / each.name, folder / f"{each.name}.xz"
+        if packed.exists() and not path.exists():
+            path = build / each.name
+            if not path.exists() or _sha256(path) != each.sha256:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with lzma.open(packed) as source, path.open("wb") as target:
+                    shutil.copyfileobj(source, target)
+        if path.exists():
+            digest = _sha256(path)
+            if digest != each.sha256:
+                raise MissingInputError(
+                    f"{each.name} has sha256 {digest[:12]}…, and the published file has "
+                    f"{each.sha256[:12]}… (get it again: {each.origin})"
+                )
+            return path
+    raise MissingInputError(f"{each.name} is missing (get it: {each.origin})")
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
