@@ -49,7 +49,9 @@ class Grammars:
     def _compiler(self) -> Compiler:  # of two that threads make at once, one is forgotten
         from mie.structured.compiler import Compiler  # imports subprocess for few models
 
-        return Compiler(self._vocabulary.arguments, partial(_compiled, self._vocabulary))
+        # The compiler does not refer to this object, so it ends with the last reference to it.
+        work = partial(_compiled, self._vocabulary, self._kept)
+        return Compiler(self._vocabulary.arguments, work)
 
     def start(self, params: StructuredOutputsParams) -> Matcher:
         """Return a matcher at the beginning of an output.
@@ -94,23 +96,12 @@ class Grammars:
             done: Future[Grammar] = Future()
             done.set_result(grammar)
             return done
-        future: Future[Grammar] = self._compiler.submit(description, caller)
-        future.add_done_callback(partial(self._remember, description))
-        return future
+        return self._compiler.submit(description, caller)
 
     def index(self) -> None:
         """Index the vocabulary now, so that the first structured output need not wait for it."""
         with suppress(RequestError):  # the first request gets it
             self._vocabulary.indexed()
-
-    def _remember(self, description: Salted, future: Future[Grammar]) -> None:
-        if future.cancelled():
-            return
-        error = future.exception()
-        if error is None:
-            self._kept.keep(description, future.result())
-        elif isinstance(error, RequestError):
-            self._kept.refuse(description, str(error))
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,12 +145,13 @@ class Kept:
         with self._lock:
             return self._held.get(params)
 
-    def keep(self, description: Salted, grammar: Grammar) -> None:
-        """Remember a grammar. An equal grammar that is remembered already is kept instead."""
+    def keep(self, description: Salted, grammar: Grammar) -> Grammar:
+        """Remember and return a grammar, or an equal grammar that is remembered already."""
         with self._lock:
             grammar = self._held.setdefault(description.params, grammar)
             self._held[description] = grammar
             self._use(description, grammar)
+            return grammar
 
     def refusal(self, description: Salted) -> str | None:
         """Return why a description was refused, if it was."""
@@ -224,6 +216,20 @@ class Vocabulary:
 
 
 def _compiled(
+    vocabulary: Vocabulary, kept: Kept, description: Salted, check: Callable[[str], Reply]
+) -> Grammar:
+    """Return the grammar of a description.
+
+    It is remembered before anyone gets it, so an equal description that comes next finds it.
+    """
+    try:
+        return kept.keep(description, _new_grammar(vocabulary, description, check))
+    except RequestError as refusal:
+        kept.refuse(description, str(refusal))
+        raise
+
+
+def _new_grammar(
     vocabulary: Vocabulary, description: Salted, check: Callable[[str], Reply]
 ) -> Grammar:
     """Compile a description in this process, after a worker has compiled it under limits."""

@@ -159,6 +159,7 @@ CLASSES = MappingProxyType(
         "paged_attention": "gates",
         "silu_mul": "gates",
         "gelu_mul": "gates",
+        "gated_mlp": "gates",
         "head": "logits",
         "soft_cap": "logits",
         "logits": "logits",
