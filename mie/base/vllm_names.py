@@ -12,7 +12,7 @@ ONE_DEVICE = (
 )
 TEXT_ONLY = "mie generates text from text; run embedding, multimodal and other models with vLLM"
 LORA = "mie has no LoRA adapters; merge the adapter into the checkpoint"
-SPECULATION = "mie does not speculate"
+SPECULATION = "mie speculates as speculative_config says, and looks drafts up without a model"
 WEIGHTS = (
     "weights are read once and stay in memory; load a new LLM from the new checkpoint, and compare "
     "checkpoints by weights_digest()"
@@ -94,8 +94,7 @@ NEUTRAL: Mapping[str, Mapping[str, str]] = {
             "lora_target_modules=None max_lora_cls_labels=None specialize_active_lora=False"
         ),
         SPECULATION: (
-            "speculative_config=None per_request_spec_decode_metrics=none spec_method=None "
-            "spec_model=None spec_tokens=None"
+            "per_request_spec_decode_metrics=none spec_method=None spec_model=None spec_tokens=None"
         ),
         WEIGHTS: (
             "cpu_offload_gb=0|None cpu_offload_params=None|[] offload_params=None|[] "

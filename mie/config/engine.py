@@ -11,6 +11,7 @@ from mie.base.refusals import NEUTRAL
 from mie.base.reprs import changed_repr
 from mie.config.params.values import integer, real
 from mie.config.settings import Setting, declared_in, settings_of
+from mie.config.speculation import speculation_of
 from mie.errors import ConfigError, shown, shown_text
 
 
@@ -152,6 +153,7 @@ class EngineSettings:
     sjf_ageing: int | None = None
     fair_turn: int | None = None
     client_quotas: Mapping[str, Any] | None = None
+    speculative_config: Mapping[str, Any] | None = None
     batching: str = "continuous"
     watermark: float = 0.01
     admit_after_preemption: bool = False
@@ -188,6 +190,7 @@ class EngineConfig(EngineSettings):
     def __post_init__(self) -> None:
         check_settings(self)
         quotas_of(self.client_quotas)
+        speculation_of(self.speculative_config)
         if self.num_blocks is not None and self.kv_cache_memory_bytes is not None:
             raise ConfigError(
                 "num_blocks and kv_cache_memory_bytes both size the KV cache; give one"

@@ -78,7 +78,6 @@ if TYPE_CHECKING:
         rope_scaling: Mapping[str, Any] | None = None
         cpu_offload_gb: float = 0
         compilation_config: Any = None
-        speculative_config: Mapping[str, Any] | None = None
         enable_lora: bool = False
         max_loras: int = 1
         max_lora_rank: int = 16

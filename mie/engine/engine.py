@@ -175,8 +175,7 @@ class Engine:
         ended = [seq.request for seq in sequences if seq.finish_reason]
         stats = self._meter.stats(plan, self._forget_finished(ended))
         self._work = "idle"
-        num_forced = sum(map(len, result.forced.values()))
-        self.stats.add(stats, len(sequences) + num_forced)
+        self.stats.add(stats, result.num_tokens)
         self.metrics.add_step(stats, gaps)
         self._report(stats)
         request_ids = dict.fromkeys([seq.request.request_id for seq in sequences])
@@ -362,7 +361,10 @@ class Engine:
     def reset_prefix_cache(self) -> bool:
         """Drop all cached blocks. Return False, unchanged, if a request holds blocks."""
         with self._changing():
-            return self.scheduler.manager.reset_prefix_cache()
+            is_reset = self.scheduler.manager.reset_prefix_cache()
+            if is_reset and self.scheduler.speculation:
+                self.scheduler.speculation.drafter.forget()
+            return is_reset
 
     # Recovery.
 

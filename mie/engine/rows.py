@@ -52,14 +52,17 @@ class Row:
         self._uniforms = Uniforms(*new.draw_key)
 
     @property
+    def reads_tokens(self) -> bool:
+        """Whether the choice of a token depends on the tokens before it, beside the logits."""
+        params = self.params
+        counts_tokens = params.presence_penalty or params.frequency_penalty
+        has_penalty = bool(counts_tokens) or params.repetition_penalty != 1.0
+        return self._constraint is not None or has_penalty or self._bad_words.read_tokens
+
+    @property
     def may_run_ahead(self) -> bool:
         """Whether its next step can be launched before this step's token is known."""
-        params = self.params
-        if self._constraint is not None:
-            return False
-        counts_tokens = params.presence_penalty or params.frequency_penalty
-        has_penalty = counts_tokens or params.repetition_penalty != 1.0
-        return params.logprobs is None and not (has_penalty or self._bad_words.read_tokens)
+        return self.params.logprobs is None and not self.reads_tokens
 
     def controls(self, choice: int, num_pending: int = 0) -> RowControls:
         """Return the controls of a future token of the row.

@@ -89,10 +89,16 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> Launched:
         """Pack a prepared step, and begin to compute it and to sample. `collect` waits for it."""
         logits = self.backend.run_step(self._forward, self.pack(plan))
-        chosen = [(chunk.row, choice) for chunk in plan.chunks for choice in chunk.choices]
-        rows = [*plan.decodes, *(row for row, _ in chosen)]
-        controls = [self._controls(row) for row in plan.decodes]
-        controls += [self._controls(row, choice) for row, choice in chosen]
+        rows = [*plan.decodes]
+        controls = [self._controls(row) for row in rows]
+        for chunk in plan.chunks:
+            own = [self._controls(chunk.row, choice) for choice in chunk.choices]
+            # A row that reads its tokens draws after each draft in `_verified`.
+            is_known = chunk.num_drafts and not self._rows[chunk.row].reads_tokens
+            for i in range(1, chunk.num_drafts + 1):
+                own.append(self._controls(chunk.row, num_pending=i) if is_known else GREEDY)
+            controls += own
+            rows += [chunk.row] * len(own)
         # The rows that are sampled from come first, and rows of prompt log-probabilities follow.
         drawn = self._start_sample(rows, logits[: len(rows)], controls) if rows else None
         return Launched(rows=plan.decodes, logits=logits, drawn=drawn)
@@ -204,7 +210,8 @@ class ModelRunner:
         """Return the plan as one ragged batch: its decodes, then its chunks.
 
         The logits of each row that decodes come first, then the logits of each chunk's last token,
-        once for each choice that samples from it. The scored positions of the chunks follow.
+        once for each choice that samples from it, or those of the last token before drafts and of
+        each draft. The scored positions of the chunks follow.
         """
         chunks, num_decodes = plan.chunks, len(plan.decodes)
         rows = np.array([*plan.decodes, *[chunk.row for chunk in chunks]], np.int64)
@@ -215,7 +222,10 @@ class ModelRunner:
         counts = np.concatenate([np.ones(num_decodes, np.int64), chunk_sizes])
         ends = np.cumsum(counts)
         shifts = ends - counts - starts  # from a token's position to its row of the batch
-        sampled = np.repeat(ends[num_decodes:] - 1, [len(chunk.choices) for chunk in chunks])
+        sampled = [
+            np.arange(end - 1 - chunk.num_drafts, end).repeat(len(chunk.choices))
+            for chunk, end in zip(chunks, ends[num_decodes:], strict=True)
+        ]
         scored = [
             np.arange(*chunk.scored) + shift
             for chunk, shift in zip(chunks, shifts[num_decodes:], strict=True)
@@ -227,7 +237,7 @@ class ModelRunner:
             np.concatenate([token_ids[:num_decodes], *[chunk.token_ids for chunk in chunks]]),
             np.arange(ends[-1]) - np.repeat(shifts, counts),
             np.concatenate([[0], ends]),
-            np.concatenate([np.arange(num_decodes), sampled, *scored]),
+            np.concatenate([np.arange(num_decodes), *sampled, *scored]),
             num_decodes,
         )
 
@@ -289,7 +299,7 @@ class ModelRunner:
             for i, row, token_id in zip(indices, plan.decodes, decoded, strict=True)
         ]
         chunks = self._chunk_results(plan.chunks, logits, token_ids, len(launched.rows))
-        self.advance(plan, decoded)
+        self.advance(plan, decoded, chunks)
         sampled = [*plan.decodes, *[chunk.row for chunk in plan.chunks if chunk.choices]]
         with_history = self._rows_with_history.intersection(sampled)
         forced = take_forced(self._rows, with_history, self._max_forced_run)
@@ -297,7 +307,9 @@ class ModelRunner:
             self._last_tokens[row] = run[-1]
         return StepResult(token_ids=decoded, logprobs=logprobs, chunks=chunks, forced=forced)
 
-    def advance(self, plan: StepPlan, decoded: Sequence[int]) -> None:
+    def advance(
+        self, plan: StepPlan, decoded: Sequence[int], chunks: Sequence[ChunkResult]
+    ) -> None:
         """Record the tokens that a step stored, and those that its decodes sampled."""
         rows = np.array(plan.decodes, np.int64)
         self._num_stored[rows] += 1
@@ -306,8 +318,10 @@ class ModelRunner:
             for row, token_id in zip(plan.decodes, decoded, strict=True):
                 if row in self._rows_with_history:
                     self._rows[row].token_ids.append(token_id)
-        for chunk in plan.chunks:
-            self._num_stored[chunk.row] = chunk.end
+        for chunk, yielded in zip(plan.chunks, chunks, strict=True):
+            num_dropped = chunk.num_drafts and chunk.num_drafts + 1 - len(yielded.token_ids)
+            is_reverted = num_dropped and self._states is not None
+            self._num_stored[chunk.row] = chunk.start if is_reverted else chunk.end - num_dropped
 
     def _chunk_results(
         self, chunks: Sequence[Chunk], logits: Array, token_ids: Sequence[int], num_decodes: int
@@ -316,7 +330,10 @@ class ModelRunner:
         results, at, at_scored = [], num_decodes, len(token_ids)
         for chunk in chunks:
             row = self._rows[chunk.row]
-            chosen = list(token_ids[at : at + len(chunk.choices)])
+            num_drawn = len(chunk.choices) + chunk.num_drafts
+            chosen = list(token_ids[at : at + num_drawn])
+            if chunk.num_drafts:
+                chosen = self._verified(chunk, chosen, logits, at)
             first, end = (position + 1 for position in chunk.scored)
             logprobs = [
                 self._token_logprobs(chunk.row, logits, i, token_id)
@@ -326,12 +343,37 @@ class ModelRunner:
                 self._logprobs(chunk.row, logits, i, token_id, row.num_top(first))
                 for i, token_id in enumerate(row.token_ids[first:end], at_scored)
             ]
-            at, at_scored = at + len(chosen), at_scored + len(scored)
-            if chosen:  # the first is this row's; the siblings' rows are announced later
-                row.token_ids.append(chosen[0])
-                self._last_tokens[chunk.row] = chosen[0]
+            at, at_scored = at + num_drawn, at_scored + len(scored)
+            if chosen and not chunk.num_drafts:
+                row.token_ids.append(chosen[0])  # the siblings' rows are announced later
+            if chosen:
+                self._last_tokens[chunk.row] = row.token_ids[-1]
             results.append(ChunkResult(token_ids=chosen, logprobs=logprobs, scored=scored))
         return results
+
+    def _verified(self, chunk: Chunk, drawn: Sequence[int], logits: Array, at: int) -> list[int]:
+        """Append the drafts that the row draws too, and the token after them, and return all.
+
+        ``drawn`` are the tokens after the chunk's last token that is no draft, and after each
+        draft. Where a row reads its tokens, only the first is final, because the row must have the
+        others' histories first. An error at a later one is left to the next step, which begins
+        with the same tokens as without drafts.
+        """
+        row, tokens = self._rows[chunk.row], []
+        for i, token_id in enumerate(drawn):
+            if i and row.reads_tokens:
+                try:
+                    control, own = self._controls(chunk.row), logits[at + i : at + i + 1]
+                    [token_id] = self.backend.finish_sample(
+                        self._start_sample([chunk.row], own, [control])
+                    )
+                except RowFault:
+                    break
+            tokens.append(token_id)
+            row.token_ids.append(token_id)
+            if i == chunk.num_drafts or token_id != chunk.drafts[i]:
+                break
+        return tokens
 
     def _token_logprobs(
         self, row: int, logits: Array, at: int, token_id: int

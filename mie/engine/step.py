@@ -85,7 +85,7 @@ class StepMeter:
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
             num_prefill_tokens=plan.num_prefill_tokens,
-            num_decode_tokens=len(plan.decodes),
+            num_decode_tokens=plan.num_tokens - plan.num_prefill_tokens,
             num_preempted=len(plan.preempted),
             num_finished=num_finished,
             **self._blocks,

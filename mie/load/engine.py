@@ -17,6 +17,7 @@ from mie.base.arithmetic import ceil_div
 from mie.base.logs import PreemptionWarnings
 from mie.checkpoint.weights import check_tied_head
 from mie.config.engine import EngineConfig
+from mie.config.speculation import speculation_of
 from mie.engine.constraints.constraint import Constraints
 from mie.engine.engine import Engine, Runner
 from mie.engine.overlap import OverlappingRunner
@@ -38,6 +39,10 @@ from mie.model.config import ModelConfig
 from mie.model.decoder import Decoder
 from mie.ops.backend import Array, Backend
 from mie.sched.scheduler import Scheduler
+from mie.sched.speculation import Drafter
+from mie.speculate.costs import COSTS
+from mie.speculate.drafter import LookupDrafter
+from mie.speculate.rule import RowCosts
 
 Count = Callable[[int], object]
 """Counts the work that was done since the last call."""
@@ -53,13 +58,15 @@ def load_engine(
     wrap: Callable[[Backend], Backend] | None = None,
     constraints: Constraints | None = None,
     trace: TextIO | None = None,
+    drafter: Drafter | None = None,
     use_tqdm: bool = True,
 ) -> Engine:
     """Load an engine for token ids with the model in ``directory``.
 
     ``model`` replaces the contents of config.json. ``wrap`` can put another backend around the
     loaded one. ``constraints`` serve requests with structured outputs. ``trace`` gets the event log
-    as JSON lines. ``use_tqdm`` shows a progress bar on a terminal.
+    as JSON lines. ``drafter`` replaces the drafter of the settings. ``use_tqdm`` shows a progress
+    bar on a terminal.
 
     Raises:
         ConfigError: a setting is out of range for the model or the machine.
@@ -75,7 +82,13 @@ def load_engine(
     warn_of_fewer_seqs(settings.engine, plan.config)
     logger.info("settings of the engine: %r", plan.config)
     engine = build_engine(
-        opened, chosen, plan, constraints=constraints, trace=trace, use_tqdm=use_tqdm
+        opened,
+        chosen,
+        plan,
+        constraints=constraints,
+        trace=trace,
+        drafter=drafter,
+        use_tqdm=use_tqdm,
     )
     if engine.max_model_len < plan.max_model_len:
         text = (
@@ -106,10 +119,13 @@ def build_engine(
     *,
     constraints: Constraints | None,
     trace: TextIO | None,
+    drafter: Drafter | None,
     use_tqdm: bool,
 ) -> Engine:
     """Load the weights, allocate the caches, and wire the parts of an engine."""
     model, backend, config = opened.config, chosen.backend, plan.config
+    num_cached = plan.num_blocks * config.block_size
+    drafter = drafter or new_drafter(config, COSTS.get(backend.name), num_cached)
     log = EventLog(config.event_log_steps, trace, backend.numerics())
     with plan.guarded():
         scheduler = new_scheduler(
@@ -120,6 +136,7 @@ def build_engine(
             plan.num_host_blocks,
             (plan.num_states, plan.num_host_states),
             plan.window,
+            drafter,
         )
         decoder = _load_decoder(opened, chosen, plan, use_tqdm)
         kv_cache, host_cache = _new_caches(plan, model, backend)
@@ -173,6 +190,17 @@ def warn_of_fewer_seqs(given: EngineConfig, effective: EngineConfig) -> None:
         logger.warning(text, effective.max_num_seqs)
 
 
+def new_drafter(config: EngineConfig, costs: RowCosts | None, num_tokens: int) -> Drafter | None:
+    """Return the drafter that the settings name, or None. It keeps ``num_tokens`` tokens at most.
+
+    ``costs`` are the backend's.
+    """
+    wanted = speculation_of(config.speculative_config)
+    if wanted is None:
+        return None
+    return LookupDrafter(wanted, costs or COSTS["jit"], num_tokens)
+
+
 def new_scheduler(
     config: EngineConfig,
     num_blocks: int,
@@ -181,6 +209,7 @@ def new_scheduler(
     num_host_blocks: int = 0,
     num_states: tuple[int, int] = (0, 0),
     window: Window | None = None,
+    drafter: Drafter | None = None,
 ) -> Scheduler:
     """Return a scheduler with its memory manager, both writing to ``log``, which starts here.
 
@@ -203,7 +232,7 @@ def new_scheduler(
         num_host_blocks=num_host_blocks,
         emit=log.emit,
     )
-    scheduler = Scheduler(config, manager, max_model_len, log.emit)
+    scheduler = Scheduler(config, manager, max_model_len, log.emit, drafter)
     log.start(lambda: scheduler_snapshot(scheduler))
     return scheduler
 

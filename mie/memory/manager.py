@@ -251,6 +251,7 @@ class KVCacheManager:
         index = table.num_tokens // self.block_size
         is_shared = (
             table.num_tokens < num_tokens
+            and table.num_writable == table.num_tokens
             and index < len(table.block_ids)
             and self.pool.refcount(table.block_ids[index]) > 1
         )
@@ -270,6 +271,44 @@ class KVCacheManager:
         for part in self.block_parts:
             part.grow(table, num_tokens)
         return True
+
+    def reserve_drafts(self, table: BlockTable, num_tokens: int) -> bool:
+        """Grow the table to hold draft tokens too, until `settle`.
+
+        Return False, unchanged, if blocks run out, or a part cannot keep what it has.
+        """
+        if num_tokens > table.num_writable and not self.grow(table, num_tokens):
+            return False
+        is_kept = [part.keep(table) for part in self.parts]
+        if not all(is_kept):
+            self._trim(table, self.blocks_for(table.num_tokens + 1))
+        return all(is_kept)
+
+    def settle(self, table: BlockTable, num_tokens: int, *, is_whole: bool) -> None:
+        """Keep the first ``num_tokens`` tokens of a step with drafts, and release unused blocks.
+
+        If some of the step's tokens are dropped (not ``is_whole``), a part may drop them all.
+        """
+        table.has_run = True
+        is_kept = [part.settle(table, is_whole=is_whole) for part in self.parts]
+        if not all(is_kept):
+            num_tokens = table.num_tokens
+        self._trim(table, self.blocks_for(num_tokens))
+        if num_tokens > table.num_tokens:
+            self.commit(table, num_tokens)
+
+    def _trim(self, table: BlockTable, num_blocks: int) -> None:
+        """Release the empty blocks after the first ``num_blocks``."""
+        empty = table.block_ids[num_blocks:]
+        if not empty:
+            return
+        for part in self.block_parts:
+            part.trim(table, num_blocks)
+        del table.block_ids[num_blocks:]
+        self._num_entries -= len(empty)
+        table.num_writable = num_blocks * self.block_size
+        self.emit(("trim", table.owner, num_blocks))
+        self.pool.decref(*empty)
 
     def chunk_limit(self, table: BlockTable, count: int) -> int:
         """Return how many of the next ``count`` tokens a step may compute."""

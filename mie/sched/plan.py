@@ -29,7 +29,7 @@ class NewRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """Tokens of one sequence to compute: of its prompt, lost in a preemption, or forced."""
+    """Tokens of one sequence to compute: of its prompt, lost in a preemption, forced, or drafts."""
 
     seq_id: SeqId
     row: int
@@ -38,11 +38,18 @@ class Chunk:
     token_ids: tuple[int, ...]
     choices: tuple[int, ...]
     """Choices that sample from the last token's logits. Empty while the prompt is incomplete."""
+    num_drafts: int = 0
+    """Number of tokens at the end that are guesses. Each is kept if the model draws it too."""
     scored: tuple[int, int]
     """The positions (start, stop) with logits for the log-probabilities of known tokens.
 
     The next tokens are all in the prompt, or all forced.
     """
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """The tokens that are guesses."""
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
 
     @property
     def end(self) -> int:
@@ -67,13 +74,13 @@ class StepPlan:
 
     @property
     def num_prefill_tokens(self) -> int:
-        """The number of tokens in the chunks."""
-        return sum([len(chunk.token_ids) for chunk in self.chunks])
+        """The number of tokens in the chunks without drafts."""
+        return sum([len(chunk.token_ids) for chunk in self.chunks if not chunk.num_drafts])
 
     @property
     def num_tokens(self) -> int:
         """The number of tokens to compute, including one for each decode."""
-        return len(self.decodes) + self.num_prefill_tokens
+        return len(self.decodes) + sum([len(chunk.token_ids) for chunk in self.chunks])
 
     @property
     def is_empty(self) -> bool:

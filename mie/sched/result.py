@@ -31,9 +31,9 @@ class ChunkResult:
     """The result of one chunk of the plan."""
 
     token_ids: list[int]
-    """One for each of the chunk's choices."""
+    """One for each of the chunk's choices. With drafts: the drafts that are kept, and one more."""
     logprobs: list[TokenLogprobs | None]
-    """Log-probabilities for each of the chunk's choices, or None without ``logprobs``."""
+    """Log-probabilities for each of ``token_ids``, or None without ``logprobs``."""
     scored: list[TokenLogprobs]
     """One for each of the chunk's scored positions."""
 
@@ -49,3 +49,9 @@ class StepResult:
     chunks: list[ChunkResult]
     forced: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """By row, tokens that must follow the row's new one. Only the last may end its sequence."""
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of new tokens."""
+        more = [*[chunk.token_ids for chunk in self.chunks], *self.forced.values()]
+        return len(self.token_ids) + sum(map(len, more))

@@ -25,6 +25,7 @@ from mie.sched.plan import Chunk, StepPlan
 from mie.sched.result import ChunkResult, StepResult
 from mie.sched.rows import RunningRows
 from mie.sched.sequence import FinishReason, Request, Sequence
+from mie.sched.speculation import Drafter, Speculation
 from mie.sched.swap import drop_host, swap_out
 
 
@@ -37,7 +38,9 @@ class Scheduler:
         manager: KVCacheManager,
         max_model_len: int,
         emit: Emit = lambda record: None,
+        drafter: Drafter | None = None,
     ) -> None:
+        """Schedule in the memory of ``manager``. A ``drafter`` guesses the next tokens."""
         check_budget(config, max_model_len)
         self.config = config
         self.manager = manager
@@ -58,6 +61,7 @@ class Scheduler:
         """The running sequences by their rows."""
         is_static = config.batching == "static"
         self._admit = self._admit_batch if is_static else self._admit_waiting
+        self.speculation = Speculation(drafter, self._rows, manager, emit) if drafter else None
         self._step = 0
         self._preempted: list[Sequence] = []  # sequences that this step has preempted
 
@@ -101,6 +105,8 @@ class Scheduler:
             self._admit(step)
         if self.running and not step.decodes and not step.chunks:
             self._take_reserved(step)
+        if self.speculation and may_admit:
+            self.speculation.add_drafts(step)
         return StepPlan(
             step=self._step,
             new_rows=self._rows.take_new(),
@@ -115,6 +121,8 @@ class Scheduler:
         first, victims = self._queue.next(self._step)
         may_admit = victims or (first and self._rows.num_free)
         if len(plan.decodes) < len(self.running) or may_admit:
+            return ()
+        if self.speculation and self.speculation.may_draft():
             return ()
         return rows_ahead(self.running)
 
@@ -239,7 +247,7 @@ class Scheduler:
     # The result of a step.
 
     def update(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
-        """Apply a step's result: first the blocks, then one token after another.
+        """Apply a step's result: first blocks and drafts, then one token after another.
 
         A sequence's token is the last part of it to change, so `rebuild` finds every sequence in
         the state before or after its step.
@@ -255,8 +263,8 @@ class Scheduler:
         token_ids, logprobs = [*result.token_ids], [*result.logprobs]
         for chunk, yielded in zip(plan.chunks, result.chunks, strict=True):
             seqs += self._take_in_chunk(chunk, yielded)
-            token_ids += yielded.token_ids
-            logprobs += yielded.logprobs
+            token_ids += yielded.token_ids[-len(chunk.choices) :]
+            logprobs += yielded.logprobs[-len(chunk.choices) :]
         self._rows.forking.clear()
         for seq, token_id, row in zip(seqs, token_ids, logprobs, strict=True):
             if row is not None:
@@ -272,6 +280,9 @@ class Scheduler:
         """Record that the chunk's tokens are stored. Return the choices. They are now running."""
         seq = self._rows.by_row[chunk.row]
         assert seq.table is not None
+        if chunk.num_drafts and self.speculation:
+            self.speculation.settle(seq, chunk, yielded)
+            return [seq]
         request = seq.request
         self._emit(("prefill", seq.seq_id, chunk.start, len(chunk.token_ids), chunk.choices))
         self.manager.commit(seq.table, chunk.end)
@@ -352,6 +363,8 @@ class Scheduler:
             drop_host(seq, self.manager)
         else:
             return  # another choice computes its prompt
+        if self.speculation:
+            self.speculation.drafter.end(seq)
         next_choice = seq.request.prefill_choice
         if next_choice is not None:
             self._wait(next_choice, seq)

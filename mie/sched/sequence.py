@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from typing import Literal
 
 from mie.base.stats.request import RequestMetrics
@@ -43,6 +43,8 @@ class Request:
     """Only requests with the same salt share cached blocks."""
     client: str | None = None
     """Who sent it. Under the "fair" policy, each client gets its share."""
+    prediction: Items[int] = ()
+    """Tokens that its output may contain, for drafts. They change no token."""
     constraint: object = None
     """An object that keeps the grammar of its output compiled, or None."""
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
@@ -241,6 +243,11 @@ class Sequence:
             choices=choices,
             scored=scored if scored[0] < scored[1] else (0, 0),
         )
+
+    def with_drafts(self, drafts: Items[int]) -> Chunk:
+        """Return the last token and guesses of the next ones, to compute in place of a decode."""
+        chunk = self.chunk(1, (self.index,))
+        return replace(chunk, token_ids=(*chunk.token_ids, *drafts), num_drafts=len(drafts))
 
     def new_row(self) -> NewRow:
         """Return its row for the runner."""

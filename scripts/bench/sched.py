@@ -97,13 +97,13 @@ class ConstantRunner(ModelRunner):
         self.prepare(plan)
         self.pack(plan)
         decoded = [TOKEN] * len(plan.decodes)
-        self.advance(plan, decoded)
         chunks = []
         for chunk in plan.chunks:
             drawn = [TOKEN] * len(chunk.choices)
             if drawn:
                 self._last_tokens[chunk.row] = drawn[0]
             chunks.append(ChunkResult(token_ids=drawn, logprobs=[None] * len(drawn), scored=[]))
+        self.advance(plan, decoded, chunks)
         return StepResult(token_ids=decoded, logprobs=[None] * len(decoded), chunks=chunks)
 
 

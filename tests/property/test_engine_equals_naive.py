@@ -200,7 +200,7 @@ def scenarios(draw):
     }
 
 
-def new_engine(model, config, num_host_blocks, backend):
+def new_engine(model, config, num_host_blocks, backend, drafter=None):
     """Return an engine whose caches hold NaN until something is written.
 
     NumPy computes in float64, so that nothing but a mistake changes a token. The jit backend has
@@ -219,6 +219,7 @@ def new_engine(model, config, num_host_blocks, backend):
         model.directory,
         LoadSettings(engine=settings, backend=backend, dtype=dtype),
         constraints=Rules(),
+        drafter=drafter,
     )
     for cache in caches_of(engine):
         (cache if backend == "numpy" else cache.elements).fill(np.nan)

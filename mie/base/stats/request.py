@@ -33,6 +33,10 @@ class RequestMetrics:
     """Prompt tokens found in the prefix cache at the first admission, in full blocks or in part."""
     num_forced_tokens: int = 0
     """Tokens of structured outputs that were determined, and were not sampled."""
+    num_draft_tokens: int = 0
+    """Guesses of its next tokens that were computed."""
+    num_accepted_tokens: int = 0
+    """Guesses that the model drew too, so that they were kept."""
     num_copied_blocks: int = 0
     """Blocks copied for it, at forks and for partial hits in the prefix cache."""
     num_reasoning_tokens: int = 0

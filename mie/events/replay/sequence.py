@@ -79,6 +79,15 @@ class SequenceState:
         self.num_passed = index
         return passed
 
+    def trim(self, num_blocks: int, state: BlockState) -> None:
+        """Drop the blocks of the table after the first ``num_blocks``, and their entries."""
+        num_entries = max(0, num_blocks - self.num_passed)
+        require(0 <= num_blocks < len(self.blocks), f"its table has {len(self.blocks)} blocks")
+        for block in (*self.blocks[num_blocks:], *chain(*self.entries[num_entries:])):
+            state.leave_table(block)
+            state.let_go(block)
+        del self.blocks[num_blocks:], self.entries[num_entries:]
+
     def check_entries(self, block_size: int) -> None:
         """Raise `TraceError` unless the computed tokens are within the entries."""
         num_slots = (self.num_passed + len(self.entries)) * block_size

@@ -53,6 +53,11 @@ class SlotState:
         self._take(slot)
         self.running[seq] = slot
 
+    def revert(self, seq: Seq, slot: int) -> None:
+        """Give a running sequence the slot with the state before a step, in place of its own."""
+        self.close(seq)
+        self.state(seq, slot)
+
     def save(self, block: int, slot: int) -> None:
         """Give a node of the prefix tree a snapshot."""
         require(block not in self.saved, "it already has a snapshot")

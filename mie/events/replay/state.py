@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from mie.errors import TraceError, shown_text
@@ -109,7 +110,7 @@ class State:
             require(kind in FIELDS, "unknown event")
             if kind in ("seal", "evict", "seal_window", "evict_window", "pin", "unpin"):
                 getattr(self.blocks, kind)(*values)
-            elif kind in ("state", "save", "forget", "save_host"):
+            elif kind in ("state", "revert", "save", "forget", "save_host"):
                 require(self.slots is not None, "there are no states")
                 getattr(self.slots, kind)(*values)
             else:
@@ -205,6 +206,19 @@ class State:
             values.num_tokens += 1
             if values.entries:
                 values.check_entries(size)
+
+    def _on_verify(self, seq: Seq, start: int, count: int, num_accepted: int) -> None:
+        values = self._runner(seq)
+        require(values.num_computed == start, f"it has computed {values.num_computed} tokens")
+        require(values.num_tokens == start + 1, "it has more to compute")
+        require(0 <= num_accepted <= count, f"it has {count} drafts")
+        self._compute(replace(values, num_tokens=values.num_tokens + count), 1 + count)
+        values.num_tokens += num_accepted + 1
+        if self.slots is None or num_accepted == count:  # otherwise the state is the one before
+            values.num_computed += num_accepted + 1
+
+    def _on_trim(self, seq: Seq, num_blocks: int) -> None:
+        self._runner(seq).trim(num_blocks, self.blocks)
 
     def _on_force(self, seq: Seq, count: int) -> None:
         require(0 < count <= MAX_FORCED_RUN, f"at most {MAX_FORCED_RUN} tokens are forced at once")

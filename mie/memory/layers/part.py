@@ -43,6 +43,15 @@ class Part(Protocol):
     def limit(self, table: BlockTable, count: int) -> int:
         """Return how many of the next ``count`` tokens one step may compute."""
 
+    def keep(self, table: BlockTable) -> bool:
+        """Keep the contents before a step with drafts. Return False, unchanged, if it cannot."""
+
+    def settle(self, table: BlockTable, *, is_whole: bool) -> bool:
+        """End a step with drafts. ``is_whole`` says whether all its tokens are kept.
+
+        Return False to keep none of them. The contents are then those before the step.
+        """
+
     def commit(self, table: BlockTable) -> None:
         """Publish and release memory after a step. The full blocks of the table are published."""
 
@@ -75,6 +84,9 @@ class BlockPart(Part, Protocol):
 
     def grow(self, table: BlockTable, num_tokens: int) -> None:
         """Take the blocks of a table that has grown. The needed blocks are available."""
+
+    def trim(self, table: BlockTable, num_blocks: int) -> None:
+        """Release what belongs to the table's blocks after the first ``num_blocks``."""
 
     def restored(self, table: BlockTable, num_tokens: int) -> list[int]:
         """Take the blocks of a new table that its `stored` ones are copied back to."""

@@ -26,6 +26,8 @@ class State:
     """The next positions, ascending, where a chunk must end. After these, each block's end."""
     latest: Node | None = None
     """The node of the latest snapshot, unless that snapshot stays. The next one replaces it."""
+    kept: int | None = None
+    """The slot with the state before a step with drafts, during the step."""
 
 
 @dataclass(slots=True, eq=False)
@@ -161,6 +163,27 @@ class States:
         stop = stops[0] if stops else (table.num_tokens // size + 1) * size
         return min(count, stop - table.num_tokens)
 
+    def keep(self, table: BlockTable) -> bool:
+        """Copy the state to a free slot before a step with drafts."""
+        if not self._free_slots:
+            return False
+        state = self.states[table]
+        state.kept = self._free_slots.pop()
+        self._copies[state.kept] = self.content(state.slot)
+        return True
+
+    def settle(self, table: BlockTable, *, is_whole: bool) -> bool:
+        """Return to the state before the step, unless all of the step's tokens are kept."""
+        state = self.states[table]
+        unused, state.kept = state.kept, None
+        assert unused is not None, "no state was kept"
+        if not is_whole:
+            unused, state.slot = state.slot, unused
+            self._moves.updates.append((table.row, 0, (state.slot,)))
+            self._manager.emit(("revert", table.owner, state.slot))
+        self._free_slot(unused)
+        return is_whole
+
     def commit(self, table: BlockTable) -> None:
         """Take a snapshot if one is due after the stored tokens. Their blocks are published."""
         position = table.num_tokens
@@ -232,6 +255,8 @@ class States:
         if state.latest is not None:
             self._use(state.latest).replaced_by = table.owner
         self._free_slot(state.slot)
+        if state.kept is not None:
+            self._free_slot(state.kept)
 
     def stored(self, table: BlockTable) -> list[int] | None:
         """Return no blocks, or None if no slot is free on the host."""

@@ -146,6 +146,23 @@ class Windows:
                 self._release(table, shared)
         self._extend(table, num_tokens)
 
+    def keep(self, table: BlockTable) -> bool:
+        """Do nothing: a step overwrites no entry that an earlier token wrote."""
+        return True
+
+    def settle(self, table: BlockTable, *, is_whole: bool) -> bool:
+        """Do nothing. Entries are let go when the kept tokens are recorded."""
+        return True
+
+    def trim(self, table: BlockTable, num_blocks: int) -> None:
+        """Let go of the entries after the first ``num_blocks`` blocks."""
+        own = self.tables[table]
+        empty = own.entries[max(0, num_blocks - own.num_passed) :]
+        for entry in empty:
+            self._let_go(entry)
+        del own.entries[len(own.entries) - len(empty) :]
+        self._manager.num_in_parts -= len(empty) * self.window.num_groups
+
     def commit(self, table: BlockTable) -> None:
         """Publish entries with their blocks, pass those out of reach, and take the next ones."""
         own, node = self.tables[table], table.node

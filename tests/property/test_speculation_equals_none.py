@@ -1,0 +1,133 @@
+"""Check that drafts never change a bit of an answer, whatever the drafts are.
+
+Each scenario runs without drafts and is checked against the oracle. Then it runs with drafts that
+are right, wrong, or both, and must give the same tokens, log-probabilities and reasons.
+"""
+
+from itertools import chain
+
+import pytest
+from compiled import needs_numba
+from drafters import KINDS, Oracle
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rare import check_until_seen
+from test_engine_equals_naive import VOCAB, Run, new_engine, scenarios, seen
+from test_hybrids_equal_naive import hybrid_scenarios, in_bytes, state_bytes
+from tiny_hybrids import HYBRIDS, TinyHybrid
+
+from mie.engine.watch.snapshot import scheduler_snapshot
+from mie.events.replay import State
+
+NUM_SCENARIOS = 40
+OFTEN = (
+    *("drafts kept", "drafts dropped", "drafts all kept", "preempted by recompute", "prefix hits"),
+    *("fork", "aborts", "forced", "copies, fork", "constrained drafts", "trims", "pass"),
+    *("preempted by swap", "resumed by swap", "launched ahead", "wait", "logprobs of drafts"),
+)
+OF_HYBRIDS = ("drafts kept", "drafts dropped", "drafts all kept", "reverts", "snapshots", "forced")
+
+
+@pytest.fixture(scope="module")
+def hybrids(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hybrids")
+    return {name: TinyHybrid(folder / name, config) for name, config in HYBRIDS.items()}
+
+
+def with_drafts(scenario, kind, most):
+    return scenario | {"kind": kind, "most": most}
+
+
+def drafted(scenarios_of):
+    return st.builds(with_drafts, scenarios_of, st.sampled_from(KINDS), st.sampled_from([1, 3, 7]))
+
+
+def check_drafts(models, backend, scenario):
+    """Run a scenario without and with drafts, and compare everything that a caller sees."""
+    model, num_host = models[scenario["model"]], scenario["num_host_blocks"]
+    config, kind = scenario["config"], scenario["kind"]
+    plain = Run(new_engine(model, config, num_host, backend), scenario)
+    outputs = {
+        (plain.numbers[index], choice): tokens for (index, choice), tokens in plain.tokens.items()
+    }
+    drafter = Oracle(outputs, kind, most=scenario["most"], vocab_size=VOCAB)
+    engine = new_engine(model, config, num_host, backend, drafter)
+    run = Run(engine, scenario)
+    is_exact = backend != "numpy"
+    for key, tokens in plain.tokens.items():
+        other = run.tokens.get(key, [])
+        cut = key[0] in plain.aborted or key[0] in plain.failed
+        num_common = min(len(tokens), len(other)) if cut else None
+        assert other[:num_common] == tokens[:num_common], (
+            f"{kind} drafts changed the tokens of {key}"
+        )
+        if not is_exact:
+            continue
+        assert run.logprobs[key][:num_common] == plain.logprobs[key][:num_common]
+    unended = {key for key in plain.reasons if key[0] in plain.aborted}
+    for key in plain.reasons.keys() - unended:
+        assert run.reasons.get(key) == plain.reasons[key]
+    assert run.failed - run.aborted == plain.failed - plain.aborted
+    check_log(engine)
+    count(run, drafter)
+
+
+def check_log(engine):
+    """Assert that the event log gives the state at the end."""
+    [segment] = engine.log.segments()
+    state = State.from_snapshot(segment.snapshot, segment.after)
+    for step in segment.steps:
+        state.apply_step(step)
+    for record in segment.rest:
+        state.apply(record)
+    assert state.snapshot() == scheduler_snapshot(engine.scheduler)
+
+
+def count(run, drafter):
+    stats = run.engine.scheduler.speculation.stats
+    assert stats.num_draft_tokens == drafter.num_drafts
+    assert stats.num_accepted_tokens == drafter.num_accepted
+    assert sum(stats.num_accepted_by_position) == drafter.num_accepted
+    seen["scenarios with drafts"] += 1
+    requests = run.scenario["requests"]
+    names = {number: index for index, number in run.numbers.items()}
+    segments = run.engine.log.segments()
+    for kind, *fields in chain.from_iterable(chain.from_iterable(s.steps for s in segments)):
+        if kind == "verify":
+            seq, _, num_drafts, num_kept = fields
+            seen["drafts kept"] += num_kept > 0
+            seen["drafts dropped"] += num_kept < num_drafts
+            seen["drafts all kept"] += num_kept == num_drafts
+            params = requests[names[seq[0]]][1]
+            seen["constrained drafts"] += "rule" in params
+            seen["logprobs of drafts"] += params["logprobs"] is not None and num_kept > 0
+        elif kind in ("trim", "revert"):
+            seen[kind + "s"] += 1
+
+
+@given(scenario=drafted(scenarios()))
+@settings(max_examples=max(NUM_SCENARIOS, settings().max_examples))
+def check_scenarios(tiny, backend, scenario):
+    check_drafts(tiny, backend, scenario)
+
+
+@given(scenario=drafted(hybrid_scenarios()))
+@settings(max_examples=max(NUM_SCENARIOS // 2, settings().max_examples // 2))
+def check_hybrids(hybrids, backend, scenario):
+    size = state_bytes(hybrids[scenario["model"]], backend)
+    check_drafts(hybrids, backend, in_bytes(scenario, size))
+
+
+BACKENDS = pytest.mark.parametrize("backend", ["numpy", pytest.param("jit", marks=needs_numba)])
+
+
+@BACKENDS
+def test_drafts_change_no_answer(tiny, backend):
+    wanted = dict.fromkeys(OFTEN, 2)
+    check_until_seen(lambda check: check(tiny, backend), check_scenarios, seen, wanted)
+
+
+@BACKENDS
+def test_drafts_change_no_answer_of_a_hybrid(hybrids, backend):
+    wanted = dict.fromkeys(OF_HYBRIDS, 2)
+    check_until_seen(lambda check: check(hybrids, backend), check_hybrids, seen, wanted)
