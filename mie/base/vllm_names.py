@@ -12,7 +12,7 @@ ONE_DEVICE = (
 )
 TEXT_ONLY = "mie generates text from text; run embedding, multimodal and other models with vLLM"
 LORA = "mie has no LoRA adapters; merge the adapter into the checkpoint"
-SPECULATION = "mie speculates as speculative_config says, and looks drafts up without a model"
+SPECULATION = "speculative_config says how mie speculates; drafts are looked up, without a model"
 WEIGHTS = (
     "weights are read once and stay in memory; load a new LLM from the new checkpoint, and compare "
     "checkpoints by weights_digest()"

@@ -174,6 +174,11 @@ class _Timeline:
                 self._has_run = True
                 for row in rows:
                     yield from self._decode(state.rows[row])
+            case ("verify", seq, _, count, num_accepted):
+                self._has_run = True
+                yield from self._decode(seq, 1 + num_accepted)
+                args = {"drafts": count, "kept": num_accepted}
+                yield self._instant(seq, f"{num_accepted} of {count} drafts kept", args)
             case ("force", seq, count):
                 yield self._instant(seq, "forced", {"tokens": count})
             case ("fork", seq, _, _):
@@ -206,14 +211,14 @@ class _Timeline:
     def _now(self) -> int:
         return self._end if self._has_run else self._start
 
-    def _decode(self, seq: Seq) -> Iterator[Event]:
-        """Count a decode. Decodes in consecutive steps form one slice."""
+    def _decode(self, seq: Seq, num_tokens: int = 1) -> Iterator[Event]:
+        """Count a decode, and its drafts that were kept. Decodes in consecutive steps form one slice."""
         span = self._spans.get(seq)
         if span is None or span.step != self._step - 1:
             yield from self._end_span(seq, self._start)
             span = self._spans[seq] = _Span(name="decode", start=self._start, args={"tokens": 0})
         span.end, span.step = self._end, self._step
-        span.args["tokens"] += 1
+        span.args["tokens"] += num_tokens
 
     def _end_span(self, seq: Seq, now: int) -> Iterator[Event]:
         span = self._spans.pop(seq, None)

@@ -136,7 +136,7 @@ Line = tuple[str, str]
 IN_CELLS = frozenset(
     {
         *("alloc", "share", "release", "close", "seal", "pin", "unpin", "rank", "step"),
-        *("state", "save", "forget", "save_host"),
+        *("trim", "state", "revert", "save", "forget", "save_host"),
         *("alloc_window", "share_window", "pass", "seal_window", "evict_window"),
     }
 )

@@ -95,7 +95,7 @@ class Heat:
                 self._changed.add(block)
 
 
-_COMPUTES = frozenset({"decode", "prefill"})
+_COMPUTES = frozenset({"decode", "prefill", "verify"})
 """The kinds of records that only count tokens of sequences. Most records of a log are of these."""
 
 _NAMING = MappingProxyType(

@@ -2,7 +2,8 @@
 
 class Lane {
   number; index; name; requestId; n; numPrompt; born;
-  end = null; parts = []; marks = []; forced = new Set(); computed = 0;
+  end = null; parts = []; marks = []; forced = new Set(); drafted = new Set(); computed = 0;
+  verified = new Map(); // by step: the drafts, and how many of them were kept
   start = 0; made = []; // the step that sampled each token, from the position `start` on
 
   constructor(name, born, { requestId = "", n = 1, numPrompt = null } = {}) {
@@ -118,6 +119,15 @@ export class Lanes {
 
   on_decode(step, event) {
     for (const name of event.seqs) this.all.get(name)?.decode(step);
+  }
+
+  /** Drafts that were right are kept, with the token that the model drew after them. */
+  on_verify(step, { count, num_accepted }, lane) {
+    for (let i = 0; i <= num_accepted; i += 1) {
+      lane.decode(step);
+      if (i < num_accepted) lane.drafted.add(lane.computed);
+    }
+    lane.verified.set(step, { kept: num_accepted, count });
   }
 
   /** Tokens that a grammar determined follow the one that was sampled. */

@@ -175,12 +175,13 @@ class ChoiceView {
     const lane = this.view.lane(this.index);
     if (!lane) return;
     const from = lit.get(lane.name) ?? -Infinity;
-    const key = `${from} ${this.spans.length} ${lane.forced.size}`;
+    const key = `${from} ${this.spans.length} ${lane.forced.size} ${lane.drafted.size}`;
     if (key === this.drawn) return;
     this.drawn = key;
     this.spans.forEach((span, i) => {
       const position = lane.numPrompt + i;
       span.classList.toggle("forced", lane.forced.has(position));
+      span.classList.toggle("drafted", lane.drafted.has(position));
       span.classList.toggle("lit", position >= from && position < from + store.run.blockSize);
     });
   }

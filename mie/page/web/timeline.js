@@ -166,6 +166,9 @@ export class Timeline {
       const pitch = width / (to - part.from + 1);
       if (pitch >= 3.5 && store.axis === "step") {
         for (let x = b - 1.2; x >= a - 0.1; x -= pitch) rect(pen, own, x - 0.8, middle - thick * 0.34, 1.6, thick * 0.68);
+        for (const [step, drafts] of lane.verified) {
+          if (step >= part.from && step <= to && step > this.from) this.drafts(pen, drafts, own, this.x(step) - 1.2, pitch, middle, thick);
+        }
       }
     } else {
       const isLost = part.kind !== "waiting";
@@ -175,6 +178,15 @@ export class Timeline {
         box(pen, a + 0.5, middle - h / 2 + 0.5, width - 1, h - 1, 0);
         stroke(pen, part.kind === "swapped" ? ink.accent : ink.bad, 1);
       }
+    }
+  }
+
+  /** Draw a dot for each draft of a step, above the line if it was kept and hollow below if not. */
+  drafts(pen, { kept, count }, own, x, pitch, middle, thick) {
+    const size = Math.max(1.2, Math.min(2.4, pitch / 3));
+    for (let i = 0; i < count; i += 1) {
+      const y = i < kept ? middle - thick * (0.2 + 0.08 * i) : middle + thick * (0.2 + 0.08 * (i - kept));
+      rect(pen, i < kept ? own : ink.bad, x - pitch / 2, y, size, Math.max(1, thick * 0.05));
     }
   }
 
@@ -373,7 +385,9 @@ export class Timeline {
     if (lane) {
       const part = lane.parts.find((each) => each.from <= step && (each.to ?? Infinity) >= step);
       if (!part) return [];
-      const text = part.kind === "prefill" ? `prefill of ${part.count} tokens from ${part.start}` : part.kind;
+      const drafts = lane.verified.get(step);
+      const decode = drafts ? `${part.kind}, ${drafts.kept} of ${drafts.count} drafts kept` : part.kind;
+      const text = part.kind === "prefill" ? `prefill of ${part.count} tokens from ${part.start}` : decode;
       return [`${nameOf(lane.name)} at step ${count(step)}: ${text}`];
     }
     const [found] = run.between(step, step);
