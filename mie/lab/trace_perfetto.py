@@ -212,7 +212,7 @@ class _Timeline:
         return self._end if self._has_run else self._start
 
     def _decode(self, seq: Seq, num_tokens: int = 1) -> Iterator[Event]:
-        """Count a decode, and its drafts that were kept. Decodes in consecutive steps form one slice."""
+        """Count the tokens of a decode. Decodes in consecutive steps form one slice."""
         span = self._spans.get(seq)
         if span is None or span.step != self._step - 1:
             yield from self._end_span(seq, self._start)

@@ -26,6 +26,7 @@ from mie.engine.engine import Engine
 from mie.memory.layers.states import States
 from mie.memory.manager import KVCacheManager
 from mie.sched.sequence import Request
+from mie.sched.speculation import Speculation
 
 logger = logging.getLogger(__name__)
 
@@ -291,6 +292,7 @@ class EngineMetrics:
                 "mie:snapshots_taken": memory.num_snapshots,
                 "mie:snapshots_evicted": memory.num_snapshot_evictions,
             },
+            drafts=_draft_counts(scheduler.speculation),
             tallies=[(name, labels, tally.copy()) for name, labels, tally in tallies],
             cache={
                 "block_size": str(config.block_size),
@@ -299,6 +301,22 @@ class EngineMetrics:
                 "num_gpu_blocks": str(manager.num_blocks),
             },
         )
+
+
+def _draft_counts(speculation: Speculation | None) -> list[tuple[str, Labels, int]]:
+    """Return the numbers of drafts, if the engine makes any."""
+    if speculation is None:
+        return []
+    stats, name = speculation.stats, "vllm:spec_decode_num_accepted_tokens_per_pos"
+    return [
+        ("vllm:spec_decode_num_drafts", {}, stats.num_drafts),
+        ("vllm:spec_decode_num_draft_tokens", {}, stats.num_draft_tokens),
+        ("vllm:spec_decode_num_accepted_tokens", {}, stats.num_accepted_tokens),
+        *(
+            (name, {"position": str(position)}, number)
+            for position, number in enumerate(stats.num_accepted_by_position)
+        ),
+    ]
 
 
 def _slot_gauges(manager: KVCacheManager) -> list[tuple[str, Labels, float]]:
@@ -316,6 +334,7 @@ class Snapshot:
     records: Sequence[_Record]
     gauges: Sequence[tuple[str, Labels, float]]
     counters: Mapping[str, int]
+    drafts: Sequence[tuple[str, Labels, int]]
     tallies: Sequence[tuple[str, Labels, Tally]]
     cache: Labels
 
@@ -332,6 +351,7 @@ class Snapshot:
         counters: list[tuple[str, Labels, int]] = [
             *((name, {}, value) for name, value in {**self.counters, **totals.counts}.items()),
             *(("vllm:prompt_tokens_by_source", {"source": k}, v) for k, v in sources.items()),
+            *self.drafts,
             *(
                 ("vllm:request_success", {"finished_reason": k}, v)
                 for k, v in totals.num_ended.items()

@@ -4,12 +4,14 @@ from dataclasses import replace
 from typing import TextIO
 
 from mie.config.engine import EngineConfig
+from mie.config.speculation import speculation_of
 from mie.engine.engine import Engine
 from mie.engine.watch.metrics import EngineMetrics
 from mie.errors import ConfigError
 from mie.events import EventLog
 from mie.lab.sim.costs import Costs, SimClock, StepWork, causal_pairs, window_pairs
 from mie.lab.sim.devices import Device, costs_on, memory_beside, state_bytes, window_of
+from mie.lab.sim.drafts import RIGHT_PERCENT, SimDrafter
 from mie.lab.sim.driver import Bench
 from mie.lab.workload import text_key, text_token
 from mie.load.engine import new_scheduler, warn_of_fewer_seqs
@@ -43,8 +45,10 @@ class SimRunner:
         max_num_seqs: int,
         vocab_size: int,
         window: int | None,
+        has_states: bool = False,
     ) -> None:
         """``window`` is the number of positions that layers with a window see."""
+        self._has_states = has_states
         self._costs = costs
         self._window = window
         self._clock = clock
@@ -80,6 +84,8 @@ class SimRunner:
         return num_context, decoded
 
     def _prefill(self, chunk: Chunk) -> ChunkResult:
+        if chunk.num_drafts:
+            return self._verify(chunk)
         self._num_stored[chunk.row] = chunk.end
         keys = [text_key(*self._draw_keys[chunk.row], choice) for choice in chunk.choices]
         return ChunkResult(
@@ -87,6 +93,17 @@ class SimRunner:
             logprobs=[None] * len(keys),
             scored=[],
         )
+
+    def _verify(self, chunk: Chunk) -> ChunkResult:
+        """Keep the drafts that are the text's next tokens."""
+        key, tokens = self._text_keys[chunk.row], []
+        for position, draft in enumerate((*chunk.drafts, None), chunk.start + 1):
+            tokens.append(text_token(key, position, self._vocab_size))
+            if tokens[-1] != draft:
+                break
+        is_reverted = self._has_states and len(tokens) <= chunk.num_drafts
+        self._num_stored[chunk.row] = chunk.start + (0 if is_reverted else len(tokens))
+        return ChunkResult(token_ids=tokens, logprobs=[None] * len(tokens), scored=[])
 
     def _work(self, plan: StepPlan, num_context: int, results: list[ChunkResult]) -> StepWork:
         chunks, moves = plan.chunks, plan.moves
@@ -130,6 +147,7 @@ def simulated(
     window: Window | None = None,
     window_size: int | None = None,
     vocab_size: int = VOCAB_SIZE,
+    right_percent: int = RIGHT_PERCENT,
     trace: TextIO | None = None,
 ) -> Bench:
     """Return an engine with steps that take the time of ``costs``.
@@ -137,7 +155,8 @@ def simulated(
     ``config.num_blocks`` must be given, and ``num_host_blocks`` for swapping. A context is as long
     as the pool unless ``config`` or ``max_model_len`` limits it. ``num_states`` has the slots of
     recurrent states on the device and on the host. With a ``window``, blocks behind it are freed.
-    Layers with a window see ``window_size`` positions.
+    Layers with a window see ``window_size`` positions. ``right_percent`` of the drafts are right,
+    if ``config`` wants drafts.
 
     Raises:
         ConfigError: the size of the KV cache, or of the host's pool, is not given in blocks, or a
@@ -168,10 +187,16 @@ def simulated(
         max_num_seqs=config.max_num_seqs,
         vocab_size=vocab_size,
         window=window_size,
+        has_states=num_states[0] > 0,
     )
+    wanted, drafter = speculation_of(config.speculative_config), None
+    if wanted is not None:
+        drafter = SimDrafter(wanted, costs, vocab_size, right_percent)
     engine = Engine(
         config,
-        new_scheduler(config, num_blocks, longest, log, num_host_blocks, num_states, window),
+        new_scheduler(
+            config, num_blocks, longest, log, num_host_blocks, num_states, window, drafter
+        ),
         runner,
         log,
         EngineMetrics(longest),
@@ -183,12 +208,17 @@ def simulated(
 
 
 def simulated_on(
-    device: Device, model: ModelConfig, config: EngineConfig, *, trace: TextIO | None = None
+    device: Device,
+    model: ModelConfig,
+    config: EngineConfig,
+    *,
+    right_percent: int = RIGHT_PERCENT,
+    trace: TextIO | None = None,
 ) -> Bench:
     """Return an engine that simulates ``model`` on ``device``.
 
     It has as many blocks as fit the device's memory, beside slots for states, unless ``config``
-    sets them.
+    sets them. ``right_percent`` of the drafts are right, if ``config`` wants drafts.
 
     Raises:
         ConfigError: the model does not fit, or a setting does not fit the model.
@@ -217,5 +247,6 @@ def simulated_on(
         window=window,
         window_size=window_of(model),
         vocab_size=model.vocab_size,
+        right_percent=right_percent,
         trace=trace,
     )
