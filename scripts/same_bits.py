@@ -57,7 +57,7 @@ MODELS = {
 TEXT = ("bundled", "quantised")
 """The kinds of models with a tokenizer."""
 
-COUNTED = ("preempt", "export", "import", "hit", "copy", "evict", "fork", "branch", "force", "rank")
+COUNTED = ("preempt", "export", "import", "hit", "copy", "evict", "fork", "branch", "force")
 """Kinds of events that the summary counts, to show what the scenarios reach."""
 
 WORDS = ("the", "a", "little", "girl", "dog", "was", "happy", "and", "ran", "to", "big", "ball")
@@ -73,13 +73,12 @@ Json = dict[str, Any]
 def narrow(scenario: Json) -> Json:
     """Return a scenario without the cases that have changed on purpose since 5b483d50.
 
-    Log-probabilities and blocks of windows count in fair shares now, a prompt is truncated to the
-    tokens that the KV cache holds, and the plain operators of NumPy had no `weight_dtype`.
+    Fair shares divide rows in another way now, a prompt is truncated to the tokens that the KV
+    cache holds, and the plain operators of NumPy had no `weight_dtype`.
     """
     settings, requests = scenario["settings"], scenario["requests"]
-    is_fair = settings["scheduling_policy"] == "fair"
-    if is_fair and scenario["kind"] == "windows":
-        is_fair, settings["scheduling_policy"] = False, "fcfs"
+    if settings["scheduling_policy"] == "fair":
+        settings["scheduling_policy"] = "fcfs"
         for name in ("fair_turn", "client_quotas"):
             settings.pop(name, None)
     if settings["backend"] == "numpy":
@@ -88,11 +87,7 @@ def narrow(scenario: Json) -> Json:
         params = request["params"]
         if params.get("truncate_prompt_tokens") == -1:
             params["truncate_prompt_tokens"] = 12
-        if is_fair:
-            for name in ("logprobs", "prompt_logprobs"):
-                params.pop(name, None)
-        else:
-            request["client"] = None
+        request["client"] = None
     return scenario
 
 

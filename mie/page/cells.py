@@ -135,7 +135,7 @@ Line = tuple[str, str]
 
 IN_CELLS = frozenset(
     {
-        *("alloc", "share", "release", "close", "seal", "pin", "unpin", "rank", "step"),
+        *("alloc", "share", "release", "close", "seal", "pin", "unpin", "step"),
         *("trim", "state", "revert", "save", "forget", "save_host"),
         *("alloc_window", "share_window", "pass", "seal_window", "evict_window"),
     }

@@ -5,9 +5,10 @@ smallest key is admitted first, and the largest key is preempted first. Other or
 of `WaitingQueue` (`mie.sched.orders`).
 """
 
+from collections.abc import Iterable
+
 from mie.config.engine import EngineConfig
 from mie.memory.manager import KVCacheManager
-from mie.memory.table import Emit
 from mie.sched.draft import Budget
 from mie.sched.rows import RunningRows, insert, remove
 from mie.sched.sequence import Request, Sequence
@@ -19,13 +20,10 @@ class WaitingQueue:
     victim = "last arrived"
     """The sequence that is preempted first, in words for the event log."""
 
-    def __init__(
-        self, config: EngineConfig, rows: RunningRows, manager: KVCacheManager, emit: Emit
-    ) -> None:
+    def __init__(self, config: EngineConfig, rows: RunningRows, manager: KVCacheManager) -> None:
         self._config = config
         self._rows = rows
         self._manager = manager
-        self._emit = emit
         self.waiting: list[Sequence] = []
 
     def clear(self) -> None:
@@ -50,24 +48,14 @@ class WaitingQueue:
 
     def num_forks(self, seq: Sequence) -> int:
         """Return the number of rows that choices may take when they fork, overtaking none."""
-        first, request = self.first(), seq.request
-        if first and (first.request.client != request.client or first.key < seq.key):
-            return 0
-        return self._rows.num_free
-
-    def admit(self, seq: Sequence) -> None:
-        """Remove a sequence after its table was opened."""
-        self.remove(seq)
-
-    def end(self, seq: Sequence) -> bool:
-        """Remove a sequence that ends. Return False if it did not wait."""
-        return self.remove(seq)
+        first = self.first()
+        return 0 if first and first.key < seq.key else self._rows.num_free
 
     # The step.
 
-    def next(self, step: int) -> tuple[Sequence | None, list[Sequence]]:
-        """Return the sequence to admit next, and the running sequences to preempt for it."""
-        return self.first(), []
+    def make_way(self, first: Sequence, step: int) -> Iterable[Sequence]:
+        """Return the running sequences to preempt for ``first``."""
+        return ()
 
     def budget(self, first: Sequence | None) -> Budget:
         """Return the tokens of a step that may admit ``first``."""

@@ -52,7 +52,7 @@ class Scheduler:
         """Number of blocks that admission leaves free while others run."""
         self._emit = emit
         self._rows = RunningRows(config.max_num_seqs)
-        self._queue = ORDERS[config.scheduling_policy](config, self._rows, manager, emit)
+        self._queue = ORDERS[config.scheduling_policy](config, self._rows, manager)
         self.waiting: Items[Sequence] = self._queue.waiting
         """The waiting sequences in the order of their keys."""
         self.running: Items[Sequence] = self._rows.running
@@ -118,8 +118,9 @@ class Scheduler:
 
     def ahead(self, plan: StepPlan) -> tuple[int, ...]:
         """Return the rows that decode after ``plan``, or none if more than decodes may follow."""
-        first, victims = self._queue.next(self._step)
-        may_admit = victims or (first and self._rows.num_free)
+        first = self._queue.first()
+        makes_way = first and any(self._queue.make_way(first, self._step))
+        may_admit = makes_way or (first and self._rows.num_free)
         if len(plan.decodes) < len(self.running) or may_admit:
             return ()
         if self.speculation and self.speculation.may_draft():
@@ -130,10 +131,10 @@ class Scheduler:
         """Preempt the sequences that make way for the next one, under an order that has any."""
         self._step += 1
         self._preempted = []
-        first, victims = self._queue.next(self._step) if may_admit else (None, [])
-        for victim in victims:
+        first = self._queue.first() if may_admit else None
+        for victim in self._queue.make_way(first, self._step) if first else ():
             self.preempt(victim, by=first)
-        return StepDraft(self._queue.budget(first), only=first if victims else None)
+        return StepDraft(self._queue.budget(first), only=first if self._preempted else None)
 
     def _take_decodes(self, step: StepDraft) -> None:
         """Take the newest token of each sequence with a computed prompt, the first key first.
@@ -241,8 +242,8 @@ class Scheduler:
         count_admission(seq, allocation, row, self.manager, self._emit)
         seq.host = None
         table = self.manager.open_table(allocation, seq.seq_id, row, notes)
-        self._queue.admit(seq)
         self._rows.take(seq, table, self._step, is_prefilling=True)
+        self._queue.remove(seq)
 
     # The result of a step.
 
@@ -356,7 +357,7 @@ class Scheduler:
             return
         seq.stop_reason = stop_reason
         seq.finish_reason = reason
-        was_waiting = self._queue.end(seq)
+        was_waiting = self._queue.remove(seq)
         if seq.table is not None:
             self.manager.close_table(self._rows.free(seq))
         elif was_waiting:

@@ -23,7 +23,7 @@ from mie.memory.layers.window import Window
 from mie.memory.layers.windows import Windows
 from mie.memory.manager import KVCacheManager
 from mie.sched.orders.fair import cost
-from mie.sched.orders.shares import split
+from mie.sched.orders.parts import split
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Request
 
@@ -255,23 +255,25 @@ def long_server(**settings):
     return Server(num_blocks=2000, longest=400, fair_turn=4, **settings)
 
 
-def test_a_waiting_client_gets_its_share_of_seats():
-    server = long_server(num_seqs=8)
-    for _ in range(8):
-        server.add("a", 2, 300)
+def test_a_client_without_a_row_takes_one_and_then_the_rows_that_become_free():
+    server = long_server(num_seqs=4)
+    for count in range(1, 9):
+        server.add("a", 2, 10 * count)
     for _ in range(6):
         server.step()
-    for _ in range(8):
+    for _ in range(4):
         server.add("b", 2, 300)
-    for _ in range(20):
-        server.step()
-    assert seats(server) == {"a": 4, "b": 4}
+    server.step()
+    assert seats(server) == {"a": 3, "b": 1}
     [rule] = {record[4] for record in server.records if record[0] == "preempt"}
     assert rule == "last of the client with the largest share"
+    for _ in range(40):
+        server.step()
+    assert seats(server)["b"] == 3, "the rows of answers that ended"
+    assert len(preempted(server)) == 1
 
 
-def test_equal_shares_stay_as_they_are():
-    """Two clients with more work than seats preempt each other only to divide the seats."""
+def test_clients_with_rows_do_not_preempt_each_other():
     server = long_server(num_seqs=7)
     for client in "ab":
         for _ in range(12):
@@ -279,8 +281,8 @@ def test_equal_shares_stay_as_they_are():
         server.step()
     for _ in range(250):
         server.step()
-    assert len(preempted(server)) <= 3
-    assert sorted(seats(server).values()) == [3, 4]
+    assert len(preempted(server)) <= 1
+    assert sorted(seats(server).values()) == [1, 6]
 
 
 @given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 30))
@@ -347,19 +349,18 @@ def test_a_client_runs_no_more_than_its_max_num_seqs(most, num_requests, n):
         server.step()
 
 
-def test_no_sequence_is_preempted_in_vain():
+def test_a_first_sequence_makes_way_after_its_turn():
     """The next client needs all blocks, but a long prompt has not had its turn."""
     server = Server(num_seqs=4, num_blocks=20, longest=40, fair_turn=8, max_prefill_chunk=2)
-    server.add("a", 20, 20)
-    server.add("a", 2, 30)
+    long, short = server.add("a", 20, 20), server.add("a", 2, 30)
     for _ in range(12):
         server.step()
-    server.add("b", 38, 1)
-    for _ in range(2):
+    next_one = server.add("b", 38, 1)
+    while not was_admitted(next_one):
         server.step()
-    assert preempted(server) == []
-    server.finish()
-    assert preempted(server)
+    victims = [short.sequences[0], long.sequences[0]]
+    assert [seq for seq, _ in preempted(server)] == [seq.seq_id for seq in victims]
+    assert long.sequences[0].num_generated == 8
 
 
 def test_the_client_with_most_seats_makes_way():
@@ -395,7 +396,7 @@ def test_a_share_counts_the_blocks_of_layers_with_a_window():
     assert victim.request.client == "short"
     server.add("new", 8, 4)
     server.step()
-    assert [server.clients[victim[0]] for victim, _ in preempted(server)] == ["short"]
+    assert {server.clients[victim[0]] for victim, _ in preempted(server)} == {"short"}
 
 
 def test_a_client_that_was_served_more_takes_no_seat():

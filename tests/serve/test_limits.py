@@ -158,15 +158,16 @@ async def test_a_key_that_floods_the_queue_does_not_keep_others_out():
 
 
 def admissions(engine):
-    """The keys whose requests were admitted, in order."""
+    """The keys of the requests that left the queue, in order."""
     queue, admitted = queue_of(engine_of(engine).scheduler), []
-    original = queue.admit
+    original = queue.remove
 
-    def admit(seq):
-        admitted.append(seq.request.client)
-        original(seq)
+    def remove(seq):
+        was_waiting = original(seq)
+        admitted.extend([seq.request.client] * was_waiting)
+        return was_waiting
 
-    queue.admit = admit
+    queue.remove = remove
     return admitted
 
 

@@ -165,9 +165,6 @@ class State:
         self._seat(seq, row)
         values.num_computed = num_computed
 
-    def _on_rank(self, seq: Seq, rank: int) -> None:
-        self._sequence(seq).rank = rank
-
     def _on_resume(self, seq: Seq, row: int, num_tokens: int, num_computed: int, mode: str) -> None:
         is_swapped = self._sequence(seq).host is not None
         require((mode == "swap") == is_swapped, "it was preempted in another mode")

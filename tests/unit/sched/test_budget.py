@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mie.sched.orders.shares import split
+from mie.sched.orders.parts import split
 
 EQUAL = {"a": 1, "b": 1, "c": 1}
 
