@@ -216,9 +216,7 @@ def _num_kv_heads(reader: JsonReader, num_heads: int) -> int:
 
 
 def _qkv_bias(reader: JsonReader, family: Family) -> bool:
-    if "qkv_bias" in family.implements:
-        return reader.flag("qkv_bias", default=True)
-    return family.always_qkv_bias or reader.flag("attention_bias", default=False)
+    return family.always_qkv_bias or reader.flag(family.qkv_bias_key, default=False)
 
 
 def _head_dim(reader: JsonReader, hidden_size: int, num_heads: int) -> int:

@@ -30,6 +30,8 @@ class Family:
     """
     implements: tuple[str, ...] = ()
     """The keys of `mie.checkpoint.refusals` that are not refused in this family."""
+    qkv_bias_key: str = "attention_bias"
+    """The flag for biases of queries, keys and values."""
     always_qkv_bias: bool = False
     """Whether queries, keys and values have biases, whether the file says so or not."""
     o_bias_key: str | None = "attention_bias"

@@ -42,7 +42,7 @@ def _features(family: Family) -> Iterator[str]:
         yield "gated attention"
     if family.windows in _WINDOWS:
         yield _WINDOWS[family.windows]
-    has_qkv_bias = family.always_qkv_bias or "qkv_bias" in family.implements
+    has_qkv_bias = family.always_qkv_bias or family.qkv_bias_key == "qkv_bias"
     if has_qkv_bias:
         yield "biases of q, k and v"
     for key, text in _KEYS.items():

@@ -223,7 +223,7 @@ class RequestLimits:
     max_stop_token_ids: int = 4096
     max_allowed_token_ids: int = 2**20
     max_logit_bias: int = 2**20
-    max_forced_tokens: int = 2**20
+    max_traced_tokens: int = 2**20
     max_bad_words: int = 1024
     max_bad_word_length: int = 256
     max_grammar_chars: int = 2**16

@@ -74,7 +74,7 @@ class Row:
         params = self.params
         num_tokens = len(self.token_ids) + num_pending
         num_generated = num_tokens - self.num_prompt
-        forced = params.trace_decode_token_ids or ()
+        traced = params.trace_decode_token_ids or ()
         seen_ids = output_ids = output_counts = None
         if params.repetition_penalty != 1.0:
             seen_ids = np.unique(self.token_ids)
@@ -83,7 +83,7 @@ class Row:
             output_ids, output_counts = np.unique(generated, return_counts=True)
         banned_ids = self._banned_ids(num_generated)
         allowed, constraint = None, self._constraint
-        if constraint is not None and num_generated >= len(forced):
+        if constraint is not None and num_generated >= len(traced):
             if (token_id := constraint.forced_token(banned_ids)) is not None:
                 return RowControls(forced_id=token_id)
             allowed = constraint.allowed(banned_ids)
@@ -105,7 +105,7 @@ class Row:
             seen_ids=seen_ids,
             output_ids=output_ids,
             output_counts=output_counts,
-            forced_id=forced[num_generated] if num_generated < len(forced) else None,
+            forced_id=traced[num_generated] if num_generated < len(traced) else None,
         )
 
     def num_top(self, position: int) -> int:

@@ -59,8 +59,6 @@ class Scheduler:
         """The running sequences in the order of their keys."""
         self.by_row: Mapping[int, Sequence] = self._rows.by_row
         """The running sequences by their rows."""
-        is_static = config.batching == "static"
-        self._admit = self._admit_batch if is_static else self._admit_waiting
         self.speculation = Speculation(drafter, self._rows, manager, emit) if drafter else None
         self._step = 0
         self._preempted: list[Sequence] = []  # sequences that this step has preempted
@@ -101,8 +99,10 @@ class Scheduler:
         step = self._begin_step(may_admit=may_admit)
         self._take_decodes(step)
         self._take_prefills(step)
-        if may_admit:
-            self._admit(step)
+        if may_admit and self.config.batching == "static":
+            self._admit_batch(step)
+        elif may_admit:
+            self._admit_waiting(step)
         if self.running and not step.decodes and not step.chunks:
             self._take_reserved(step)
         if self.speculation and may_admit:

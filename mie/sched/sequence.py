@@ -269,8 +269,8 @@ class Sequence:
         """Return the finish and stop reason if its last token ends it."""
         request, token_id = self.request, self.token_ids[-1]
         # A token of the prompt or of ``trace_decode_token_ids`` never ends the sequence.
-        is_forced = self.num_generated <= len(request.params.trace_decode_token_ids or ())
-        if token_id in self.end_token_ids and not is_forced:
+        is_traced = self.num_generated <= len(request.params.trace_decode_token_ids or ())
+        if token_id in self.end_token_ids and not is_traced:
             return "stop", None if token_id in request.eos_token_ids else token_id
         return ("length", None) if self.num_tokens >= self.max_tokens else None
 

@@ -56,7 +56,7 @@ def test_the_largest_requests_cost_little(zygote: Zygote, name: str) -> None:
         ({"max_stop_token_ids": 1}, "a", {"stop_token_ids": [1, 2]}, "stop_token_ids may have"),
         ({"max_allowed_token_ids": 1}, "a", {"allowed_token_ids": [1, 2]}, "allowed_token_ids"),
         ({"max_logit_bias": 1}, "a", {"logit_bias": {1: 1, 2: 1}}, "logit_bias may have"),
-        ({"max_forced_tokens": 1}, "a", {"trace_decode_token_ids": [1, 2]}, "trace_decode"),
+        ({"max_traced_tokens": 1}, "a", {"trace_decode_token_ids": [1, 2]}, "trace_decode"),
         ({"max_bad_words": 1}, "a", {"bad_words": ["a", "b"]}, "bad_words may have at most 1"),
         ({"max_bad_word_length": 1}, "a", {"bad_words": ["ab"]}, "at most 1 characters"),
         (

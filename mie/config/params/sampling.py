@@ -261,7 +261,7 @@ class SamplingParams(_Checked):
         most_tokens = (
             limits.max_stop_token_ids,
             limits.max_allowed_token_ids,
-            limits.max_forced_tokens,
+            limits.max_traced_tokens,
         )
         for name, limit in zip(TOKEN_LISTS, most_tokens, strict=True):
             if (ids := getattr(self, name)) is not None:

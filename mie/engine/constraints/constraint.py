@@ -50,12 +50,12 @@ def new_constraint(params: SamplingParams, constraints: Constraints | None) -> C
             "structured_outputs needs a tokenizer, and the engine has none (load the model with "
             "its tokenizer)"
         )
-    forced = params.trace_decode_token_ids or ()
+    traced = params.trace_decode_token_ids or ()
     constraint = constraints.start(params.structured_outputs)
-    num_valid = constraint.validate(forced)
-    if num_valid < len(forced):
+    num_valid = constraint.validate(traced)
+    if num_valid < len(traced):
         raise RequestError(
             f"structured_outputs does not allow trace_decode_token_ids[{num_valid}], token "
-            f"{forced[num_valid]} (leave one of them out)"
+            f"{traced[num_valid]} (leave one of them out)"
         )
     return constraint

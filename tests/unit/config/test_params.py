@@ -171,7 +171,7 @@ LIMITED: dict[str, tuple[Any, int]] = {
     "stop": ("x", LIMITS.max_stop_strings),
     "stop_token_ids": (1, LIMITS.max_stop_token_ids),
     "allowed_token_ids": (1, LIMITS.max_allowed_token_ids),
-    "trace_decode_token_ids": (1, LIMITS.max_forced_tokens),
+    "trace_decode_token_ids": (1, LIMITS.max_traced_tokens),
     "bad_words": ("x", LIMITS.max_bad_words),
     "bad_words_token_ids": ([1], 2 * LIMITS.max_bad_words),
 }
