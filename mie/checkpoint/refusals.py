@@ -29,7 +29,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 _ENDING = re.compile(r"(ForCausalLM|LMHeadModel|ForConditionalGeneration|Model)$")
 
 _TABLES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-_FEATURES, _SWITCHES, _BIASES, _REASONS, _ROPE_REASONS = _TABLES.values()
+_FEATURES, _SWITCHES, _BIASES, _REASONS, _ROPE_REASONS, _ROPE_KEYS = _TABLES.values()
 """The refused keys by feature, and features by their key.
 
 * A key of `_FEATURES` enables its feature by any value except null, false, zero, one or an empty
@@ -37,6 +37,7 @@ _FEATURES, _SWITCHES, _BIASES, _REASONS, _ROPE_REASONS = _TABLES.values()
 * A key of `_SWITCHES` enables its feature by being true.
 * Some families implement a key of `_BIASES`, and transformers silently ignores it in the others.
 * `_REASONS` and `_ROPE_REASONS` tell why an architecture or a type of RoPE is refused.
+* `_ROPE_KEYS` are keys of RoPE that vLLM reads, with the value that has no effect.
 """
 _LLAMA_KEYS = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -144,6 +145,9 @@ def _rope_problems(config: Mapping[str, Any], scaling: object, own: Sequence[str
         yield f"RoPE type {shown(rope_type)} ({reason})"
     if scaling.get("mrope_section") and "mrope_section" not in own:
         yield "feature 'multimodal RoPE' (mrope_section)"
+    for key, neutral in _ROPE_KEYS.items():
+        if scaling.get(key) not in (None, neutral):
+            yield f"RoPE's {key} {shown(scaling[key])}"
     fraction = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if fraction not in (None, 1) and "partial_rotary_factor" not in own:
         yield f"feature 'partial RoPE' (partial_rotary_factor {shown(fraction)})"

@@ -223,6 +223,7 @@ def test_a_value_that_a_family_does_not_allow_is_refused_by_name(name, changes, 
         {"attn_logit_softcapping": None, "residual_multiplier": 1.0, "rope_interleaved": False},
         {"hidden_act": "swish", "partial_rotary_factor": 1.0, "pretraining_tp": 2},
         {"rope_scaling": {}, "layer_types": None, "some_new_key": {"a": 1}},
+        {"rope_scaling": {"attn_factor": 1.0, "apply_yarn_scaling": True, "long_mscale": None}},
     ],
 )
 def test_harmless_keys_change_nothing(changes: dict[str, Any]) -> None:
