@@ -9,6 +9,21 @@ from mie.structured.schema_values import BOUNDS, checked_bound
 
 Schema = dict[str, Any]
 
+TYPES_OF_KEYWORDS = {
+    **dict.fromkeys(("minLength", "maxLength", "pattern", "format"), "string"),
+    **dict.fromkeys((*BOUNDS, "multipleOf"), "number"),
+    **dict.fromkeys(("items", "prefixItems", "additionalItems", "minItems", "maxItems"), "array"),
+    **dict.fromkeys(("uniqueItems", "contains", "unevaluatedItems"), "array"),
+    **dict.fromkeys(("properties", "patternProperties", "additionalProperties"), "object"),
+    **dict.fromkeys(("propertyNames", "required", "minProperties", "maxProperties"), "object"),
+    **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas"), "object"),
+    "unevaluatedProperties": "object",
+}
+"""The type of the values that a keyword restricts. It has no effect on values of other types."""
+
+
+_LEAST_POSITIVE = 1e-15
+
 
 def name_pattern(names: Schema) -> str:
     """Return the pattern of names that a rewritten schema allows."""
@@ -54,6 +69,36 @@ def write_bound(name: str, value: Any, schema: Schema, written: Schema) -> None:
     if name in written:
         value = (min if side > 0 else max)(value, written[name])
     written[name] = value
+
+
+def narrow_bounds(written: Schema) -> None:
+    """Correct a range of numbers that lies between two neighbouring integers.
+
+    llguidance 1.9 allows the integer of an exclusive bound that is the end nearer to zero. Positive
+    numbers begin at 1e-15 then.
+
+    Raises:
+        RequestError: the end is not zero.
+    """
+    low, high = written.get("exclusiveMinimum"), written.get("exclusiveMaximum")
+    above, below = written.get("maximum", high), written.get("minimum", low)
+    if is_integer(written):
+        return
+    if low == 0 and above is not None and 0 < above < 1:
+        written["minimum"] = max(written.get("minimum", 0), _LEAST_POSITIVE)
+        del written["exclusiveMinimum"]
+        return
+    for name, sign, end, other in (
+        ("exclusiveMinimum", 1, low, above),
+        ("exclusiveMaximum", -1, high, below),
+    ):
+        if end is None or other is None or end != int(end) or end * sign <= 0:
+            continue
+        if 0 < (other - end) * sign < 1:
+            raise RequestError(
+                f"has {name} {shown(end)} in a range that llguidance would widen to it (write a "
+                "bound that is no integer)"
+            )
 
 
 def is_integer(schema: Schema) -> bool:

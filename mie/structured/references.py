@@ -10,6 +10,8 @@ VALUES = ("const", "enum", "default", "example", "examples")
 
 DYNAMIC = ("$dynamicRef", "$recursiveRef")
 
+_OLD_DRAFTS = tuple(f"draft-{number:02}/schema" for number in (3, 4, 6, 7))
+
 
 class References:
     """Resolves the references of one schema. References to other documents are refused."""
@@ -39,8 +41,22 @@ class References:
                 self._bases[id(node)] = urldefrag(base).url
                 left += [(value, base) for name, value in node.items() if name not in VALUES]
         self._has_one_resource = num_resources == 0
+        self._is_old = str(root.get("$schema")).rstrip("#").endswith(_OLD_DRAFTS)
+        self._alone: dict[int, dict[str, Any]] = {}  # references without their siblings
         self.has_multiples = len(multiples) > 1
         """Whether the schema demands multiples of several numbers."""
+
+    def effective(self, node: dict[str, Any]) -> dict[str, Any]:
+        """Return the keywords of an object that have effect.
+
+        Until draft 7, keywords beside ``$ref`` are ignored.
+        """
+        if not self._is_old or "$ref" not in node:
+            return node
+        if id(node) not in self._alone:
+            alone = self._alone[id(node)] = {"$ref": node["$ref"]}
+            self._bases[id(alone)] = self._bases.get(id(node), "")
+        return self._alone[id(node)]
 
     def target(self, node: dict[str, Any]) -> Any:
         """Return the schema that an object refers to, or None if it refers to none.

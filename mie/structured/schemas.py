@@ -8,7 +8,9 @@ from fractions import Fraction
 from typing import Any
 
 from mie.errors import RequestError, shown
+from mie.structured.formats import text_schemas, with_rust_classes
 from mie.structured.keywords import (
+    TYPES_OF_KEYWORDS,
     drop_counts,
     has_no_effect,
     has_references_to_tell_apart,
@@ -16,11 +18,13 @@ from mie.structured.keywords import (
     listed,
     mapping_of,
     name_pattern,
+    narrow_bounds,
     require_discriminator,
     texts_of,
     types_of,
     write_bound,
 )
+from mie.structured.logic import Logic, types_in
 from mie.structured.references import DYNAMIC, References
 from mie.structured.schema_values import (
     BOUNDS,
@@ -29,24 +33,12 @@ from mie.structured.schema_values import (
     check_value,
     checked_count,
     multiple_in,
-    text_schemas,
 )
 
 Schema = dict[str, Any]
 Names = frozenset[str]
 
 _DRAFTS = tuple(f"{draft}/schema" for draft in ("2020-12", "2019-09", "draft-07", "draft-06"))
-_TYPES = {
-    **dict.fromkeys(("minLength", "maxLength", "pattern", "format"), "string"),
-    **dict.fromkeys((*BOUNDS, "multipleOf"), "number"),
-    **dict.fromkeys(("items", "prefixItems", "additionalItems", "minItems", "maxItems"), "array"),
-    **dict.fromkeys(("uniqueItems", "contains", "unevaluatedItems"), "array"),
-    **dict.fromkeys(("properties", "patternProperties", "additionalProperties"), "object"),
-    **dict.fromkeys(("propertyNames", "required", "minProperties", "maxProperties"), "object"),
-    **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas"), "object"),
-    "unevaluatedProperties": "object",
-}
-"""The type of the values that a keyword restricts. It has no effect on values of other types."""
 _AS_THEY_ARE = ("type", "required", "multipleOf")
 _MAPPINGS = ("properties", "patternProperties")
 _INNER = ("additionalProperties", "items", "prefixItems", "additionalItems")
@@ -95,11 +87,13 @@ class _Rewriting:
         self._root = root
         self._allowed_at_first: Names | None = frozenset() if is_closed else None
         self._references = References(root)
+        self._logic = Logic(self._references)
         self._own_facts: dict[int, _Facts] = {}  # by the identity of a schema
         # The names that definitions have in the grammar.
         self._names: dict[tuple[int, Names | None], str] = {}
         self._definitions: list[tuple[str, Any, Names | None]] = []
         self._inlined: list[int] = []
+        self._made: list[Schema] = []  # schemas that are known by their identity
 
     def result(self) -> Schema:
         schema = self._fresh(self._root)
@@ -132,6 +126,7 @@ class _Rewriting:
             return schema
         if not isinstance(schema, dict):
             raise RequestError(f"has {shown(schema)} where a schema must be an object or a boolean")
+        schema = self._references.effective(schema)
         if is_nothing(schema):
             return False
         if self._references.has_multiples:
@@ -141,7 +136,7 @@ class _Rewriting:
         written: Schema = {}
         more: list[Any] = []
         for name, value in schema.items():
-            if types is None or _TYPES.get(name, "") in ("", *types):
+            if types is None or TYPES_OF_KEYWORDS.get(name, "") in ("", *types):
                 self._write(name, value, schema, allowed, written, more)
         if more:
             written["allOf"] = [*written.get("allOf", ()), *more]
@@ -149,6 +144,7 @@ class _Rewriting:
         if allowed is not None and "properties" in written:
             self._close(schema, allowed, written)
         drop_counts(written)
+        narrow_bounds(written)
         return written
 
     def _write(
@@ -179,8 +175,9 @@ class _Rewriting:
                     is_free = not {*each} & {*written, "anyOf"}
                     written.update(each) if is_free else more.append(each)
         elif name in _MAPPINGS:
+            spelt = with_rust_classes if name == "patternProperties" else str
             written[name] = {
-                each: self._fresh(inner) for each, inner in mapping_of(schema, name).items()
+                spelt(each): self._fresh(inner) for each, inner in mapping_of(schema, name).items()
             }
         elif name in _INNER:
             if name != "additionalItems" or isinstance(schema.get("items"), list):
@@ -194,10 +191,13 @@ class _Rewriting:
                 for each in listed(schema, name)
             ]
         elif name in _CHOICES:
-            inherited = self._allowed_in(schema, name, None, allowed)
-            rewrite = self._of if name == "anyOf" else self._alternative
-            written[name] = [rewrite(each, inherited) for each in listed(schema, name)]
-            require_discriminator(schema, written[name])
+            self._write_choice(name, schema, allowed, written, more)
+        elif name == "not" and value is not False:
+            negation = self._logic.negation(value, types_in(schema))
+            more.append(self._of(negation, self._allowed_in(schema, name, None, allowed)))
+        elif name == "if" and not has_no_effect(name, schema):
+            made = self._logic.conditional(schema)
+            more.append(self._of(made, self._allowed_in(schema, name, None, allowed)))
         elif name in ("$ref", *DYNAMIC):
             target = self._references.target(schema)
             inherited = self._allowed_in(schema, "$ref", target, allowed)
@@ -207,17 +207,39 @@ class _Rewriting:
         elif not has_no_effect(name, schema):
             raise RequestError(f"uses {name!r}, which is not supported (leave it out)")
 
+    def _write_choice(
+        self, name: str, schema: Schema, allowed: Names | None, written: Schema, more: list[Any]
+    ) -> None:
+        """Write ``anyOf``, or ``oneOf`` as an ``anyOf`` of disjoint schemas."""
+        inherited = self._allowed_in(schema, name, None, allowed)
+        made = None
+        if name == "oneOf" and "discriminator" not in schema:
+            made = self._logic.exactly_one(schema)
+        rewrite = self._alternative if name == "oneOf" and made is None else self._of
+        alternatives = schema[name] if made is None else made["anyOf"]
+        choice = [rewrite(each, inherited) for each in listed({name: alternatives}, name)]
+        require_discriminator(schema, choice)
+        name = name if made is None else "anyOf"
+        if name in written:
+            more.append({name: choice})
+        else:
+            written[name] = choice
+
     # Schemas of one value
 
     def _in_place(self, schema: Schema) -> Iterator[tuple[str, Any]]:
         """Return the other schemas of the same value, and their keywords."""
+        schema = self._references.effective(schema)
         for name in ("allOf", *_CHOICES):
             for each in listed(schema, name):
                 yield name, each
         for name in _DEPENDENT:
-            for trigger, each in mapping_of(schema, name).items():
-                if isinstance(each, dict) and trigger in texts_of(schema, "required"):
+            for each in mapping_of(schema, name).values():
+                if isinstance(each, dict):
                     yield name, each
+        for name in ("then", "else"):
+            if "if" in schema and name in schema:
+                yield name, schema[name]
         target = self._references.target(schema)
         if target is not None:
             yield "$ref", target
@@ -235,6 +257,7 @@ class _Rewriting:
         return found
 
     def _facts_alone(self, schema: Schema) -> _Facts:
+        schema = self._references.effective(schema)
         if id(schema) not in self._own_facts:
             others = ("additionalProperties", "patternProperties", "unevaluatedProperties")
             multiple = multiple_in(schema)
@@ -294,7 +317,14 @@ class _Rewriting:
         """Rewrite an alternative of ``oneOf``. llguidance must distinguish it from the others."""
         target = schema
         if isinstance(schema, dict) and "$ref" in schema:
-            others = schema.keys() & {*_TYPES, "type", "const", "enum", "allOf", *_CHOICES}
+            others = schema.keys() & {
+                *TYPES_OF_KEYWORDS,
+                "type",
+                "const",
+                "enum",
+                "allOf",
+                *_CHOICES,
+            }
             target = schema if others else self._references.target(schema)
         if id(target) in self._inlined:
             target = schema
@@ -306,20 +336,27 @@ class _Rewriting:
     def _write_dependent(
         self, name: str, schema: Schema, allowed: Names | None, written: Schema, more: list[Any]
     ) -> None:
-        required = texts_of(schema, "required")
+        """Write what holds if an object has a property."""
         for trigger, value in mapping_of(schema, name).items():
-            if isinstance(value, list):
-                if trigger in required:
-                    more.append({"type": "object", "required": value})
-                elif not {*map(str, value)} <= {*required}:
-                    raise RequestError(f"uses {name!r}, which is not supported (leave it out)")
-            elif trigger in required:
-                more.append(self._of(value, self._allowed_in(schema, name, value, allowed)))
-            elif not self._accepts_all(value):
-                raise RequestError(f"uses {name!r}, which is not supported (leave it out)")
+            needed = {"required": value} if isinstance(value, list) else value
+            if self._accepts_all(needed):
+                continue
+            inherited = self._allowed_in(schema, name, value, allowed)
+            is_object = types_in(schema) == {"object"}
+            if is_object and trigger in texts_of(schema, "required"):
+                more.append(self._of(needed, inherited))
+                continue
+            choice: list[Schema] = [
+                {"type": "object", "properties": {trigger: False}},
+                {"type": "object", "required": [trigger], "allOf": [needed]},
+            ]
+            if not is_object:
+                choice.append({"not": {"type": "object"}})
+            self._made.append({"anyOf": choice})
+            more.append(self._of(self._made[-1], inherited))
 
     def _accepts_all(self, schema: Any) -> bool:
-        return self._of(schema, None) in (True, {})
+        return self._of(schema, None) in (True, {}, {"required": []})
 
     def _write_names(self, schema: Schema, written: Schema) -> None:
         """Write ``propertyNames`` as properties or a pattern, if that is possible."""

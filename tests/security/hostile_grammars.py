@@ -98,6 +98,12 @@ GRAMMARS: dict[str, str] = {
     "templates": "start: a::0x0\n" + "a::_: " + 'b::incr(_)\nb::_: a::incr(_) | "x" %if true',
 }  # fmt: skip
 
+
+def conditions(depth: int) -> Any:
+    """Return conditions of conditions. Each negation is as long as two of the next level."""
+    return {"if": conditions(depth - 1), "else": {"minLength": depth}} if depth else {"const": 1}
+
+
 SCHEMAS: dict[str, Any] = {
     "deep objects": deep(60, in_object, {"type": "integer"}),
     "deep alternatives": deep(100, lambda inner: {"anyOf": [inner, {"type": "null"}]}, {}),
@@ -151,6 +157,11 @@ SCHEMAS: dict[str, Any] = {
                               enumerate(zip(words(60, 1), words(61, 1), strict=False))}
     },
     "many required names": {"type": "object", "required": words(3000)},
+    "conditions within conditions": conditions(7),
+    "exclusive alternatives": {
+        "oneOf": [{"anyOf": [{"required": [a]}, {"required": [b]}]}
+                  for a, b in zip(words(8, 2), words(8, 3), strict=True)],
+    },
     "options of the library": {
         "type": "object", "not": {"required": ["a"]}, "x-guidance": {"lenient": True},
     },
