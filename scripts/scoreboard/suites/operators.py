@@ -124,8 +124,9 @@ def _scaled_rope(args: Any, t: Tensors) -> Computed:
             "transformers does not, and mie follows transformers"
         )
     architecture, model_type = _ROPE_FAMILIES.get(kind, ("LlamaForCausalLM", "llama"))
-    context = given.get("original_max_position_embeddings", given.pop("max_trained_positions", 32))
-    config = {
+    trained = given.pop("max_trained_positions", 32)
+    context = int(given.get("original_max_position_embeddings", trained))
+    config: dict[str, Any] = {
         "architectures": [architecture],
         "model_type": model_type,
         "vocab_size": 2**17,
@@ -189,7 +190,9 @@ def _delta(args: Any, t: Tensors) -> Computed:
     pieces = [
         gated_delta(
             t["q"][begin:end] * scale,
-            *(t[name][begin:end] for name in ("k", "v", "beta")),
+            t["k"][begin:end],
+            t["v"][begin:end],
+            t["beta"][begin:end],
             np.exp(t["g"][begin:end]),
             state[sequence],
         )
