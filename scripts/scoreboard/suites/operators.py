@@ -115,7 +115,7 @@ _ROPE_FAMILIES = {
 def _scaled_rope(args: Any, t: Tensors) -> Computed:
     if t["positions"].ndim > 1:
         raise Refused("several positions of a token, for images; mie reads the text part of models")
-    given = dict(args["rope_parameters"])
+    given: dict[str, Any] = dict(args["rope_parameters"])
     turning = given.pop("rope_dim")
     kind = "mrope" if "mrope_section" in given else given["rope_type"]
     if kind == "mrope" and given["rope_type"] == "yarn":
@@ -124,8 +124,8 @@ def _scaled_rope(args: Any, t: Tensors) -> Computed:
             "transformers does not, and mie follows transformers"
         )
     architecture, model_type = _ROPE_FAMILIES.get(kind, ("LlamaForCausalLM", "llama"))
-    trained = given.pop("max_trained_positions", 32)
-    context = int(given.get("original_max_position_embeddings", trained))
+    context: int = given.pop("max_trained_positions", 32)
+    context = given.get("original_max_position_embeddings") or context
     config: dict[str, Any] = {
         "architectures": [architecture],
         "model_type": model_type,
