@@ -105,7 +105,7 @@ def check_message(message: str) -> None:
 
 
 @given(odd=odd_params(), base=st.sampled_from([0.0, 0.7]), is_assigned=st.booleans())
-@settings(max_examples=max(750, settings().max_examples))
+@settings(max_examples=max(500, settings().max_examples))
 def check(engine: Engine, odd: dict[str, Any], base: float, is_assigned: bool) -> None:
     params = {"temperature": base, "max_tokens": None, **odd}
     try:
@@ -138,5 +138,5 @@ def test_odd_parameters_are_refused_or_a_step_runs(tiny):
     config = EngineConfig(num_blocks=40, block_size=4, max_model_len=32, max_num_seqs=4)
     engine = load_engine(tiny["llama"].directory, LoadSettings(engine=config))
     # The test would prove little if nearly everything were refused.
-    wanted = {"ran": 150, **dict.fromkeys(FIELDS, 1)}
+    wanted = {"ran": 80, **dict.fromkeys(FIELDS, 1)}
     check_until_seen(lambda test: test(engine), check, seen, wanted)

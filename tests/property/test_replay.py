@@ -10,7 +10,7 @@ from functools import partial
 from itertools import cycle
 
 from audit import check_scheduler
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rare import check_until_seen
 from scripted_runner import answer_to
@@ -176,8 +176,29 @@ def new_run(file, config, arrivals, spare, num_host_blocks, window):
     return Run(config, num_blocks + spare, num_host_blocks, file, window)
 
 
+SWAPPED_AND_ABORTED = {
+    "config": EngineConfig(
+        block_size=1,
+        max_num_seqs=3,
+        max_num_batched_tokens=8,
+        preemption_mode="swap",
+        watermark=0.0,
+        async_scheduling=False,
+    ),
+    "arrivals": [(0, [0, 1, 0], 8, 1, 0, None)] * 5,
+    "spare": 6,
+    "num_host_blocks": 9,
+    "tokens": [0],
+    "aborted": {7: 0, 12: 0},
+    "broken": (),
+    "window": None,
+}
+"""A run that aborts sequences with states while they are swapped out, which is rare."""
+
+
 @given(**runs(24, 8))
-@settings(max_examples=max(110, settings().max_examples))
+@example(**SWAPPED_AND_ABORTED)
+@settings(max_examples=max(60, settings().max_examples))
 def check_run(path, config, arrivals, spare, num_host_blocks, window, **accidents):
     with path.open("w") as file:
         run = new_run(file, config, arrivals, spare, num_host_blocks, window)

@@ -15,7 +15,7 @@ from mie import EngineConfig, SamplingParams
 from mie.memory.layers.states import States
 from mie.sched.sequence import Request
 
-NUM_SCENARIOS = 40 if settings().max_examples < 1000 else 1000
+NUM_SCENARIOS = 15 if settings().max_examples < 1000 else 1000
 LIMIT = 60
 OFTEN = (
     *("hits", "snapshots", "snapshots evicted", "preempted", "imported", "forks", "aborted"),

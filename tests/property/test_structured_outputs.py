@@ -152,7 +152,7 @@ def check_schemas(collect):
 
 
 def test_outputs_of_random_schemas_validate():
-    wanted = {"outputs": NUM_SCHEMAS, "forced": 50, **dict.fromkeys(KINDS, 5)}
+    wanted = {"outputs": NUM_SCHEMAS, "forced": 30, **dict.fromkeys(KINDS, 3)}
     check_until_seen(check_schemas, collect, seen, wanted)
 
 
