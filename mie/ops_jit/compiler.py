@@ -78,14 +78,17 @@ def kernel_named(name: str, cpu: Cpu) -> Any:
 
 
 def intermediate_code(name: str, cpu: Cpu) -> str:
-    """Return LLVM's intermediate code of a kernel, as Numba makes it. ``cpu`` chooses its tiles."""
+    """Return LLVM's intermediate code of a function "kernel", as Numba makes it.
+
+    ``cpu`` chooses its tiles.
+    """
     from numba import types
 
     function = kernel_named(name, cpu)
     function.compile((types.int64,) * NUM_ARGUMENTS.get(name.partition("[")[0], 4))
-    code: str
-    (code,) = function.inspect_llvm().values()
-    return code
+    (compiled,) = function.overloads.values()
+    code: str = compiled.library.get_llvm_str()
+    return code.replace(f"@{compiled.fndesc.llvm_func_name}(", "@kernel(")
 
 
 def compile_kernel(name: str, cpu: Cpu) -> bytes:
@@ -112,14 +115,9 @@ def _module(code: str, cpu: Cpu) -> tuple[Any, Any]:
         cpu=cpu.name, features=cpu.features, opt=3, jit=True
     )
     module.triple, module.data_layout = cpu.triple, str(target.target_data)
-    wrappers = ("_ZN7cpython", "cfunc.")  # Numba's own, for callers in Python and in C
-    defined = [each for each in module.functions if not each.is_declaration]
-    native = [each for each in defined if not each.name.startswith(wrappers)]
-    (own,) = (each for each in native if f"cfunc.{each.name}" in code)
-    for each in defined:
-        if each.name != own.name:
+    for each in module.functions:
+        if not each.is_declaration and each.name != "kernel":
             each.linkage = "internal"
-    own.name = "kernel"
     passes = llvm.create_new_module_pass_manager()
     passes.add_global_dead_code_eliminate_pass()
     passes.run(module, llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options()))
