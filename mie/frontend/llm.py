@@ -243,7 +243,7 @@ class LLM:
                 text parts. A tool's content and the arguments of tool calls may be any JSON value.
             chat_template: the text of another template, or the name of one of the model's.
             chat_template_content_format: "string" joins text parts, "openai" makes parts of text,
-                and "auto" detects the template's choice.
+                and "auto" gives the template contents in a form that it takes.
             add_generation_prompt: end with the beginning of the assistant's answer.
             continue_final_message: end with the last message's text instead, so that the model
                 continues it. Requires ``add_generation_prompt=False``.

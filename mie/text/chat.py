@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,10 @@ from mie.text.messages import (
     checked_messages,
     conversation,
     for_channels,
-    has_calls,
-    with_arguments_as_text,
+    forms,
+    has_python_notation,
     without_developers,
+    without_null,
 )
 from mie.text.template_files import TemplateFiles, is_template
 
@@ -25,8 +27,9 @@ if TYPE_CHECKING:
 LARGEST_TEMPLATE = 128 << 10  # characters; the longest in use are about 30,000
 CONTENT_FORMATS = ("auto", "string", "openai")
 
+_TESTS_NULL = re.compile(r"content\W* is (not )?none")
 _CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
-_PROBE = "SYSTEM_MESSAGE_TAG"
+_PROBE = "MESSAGE_TAG"
 
 
 class ChatTemplate:
@@ -65,6 +68,14 @@ class ChatTemplate:
             ChatTemplateError: it is not a valid jinja2 template.
         """
         return str(self._ask({"source": self.source})["format"])
+
+    @cached_property
+    def takes_text(self) -> bool:
+        """Whether the template writes a content that is text, and not only contents in parts."""
+        try:
+            return _PROBE in self.render([{"role": "user", "content": _PROBE}])
+        except ChatTemplateError:
+            return False
 
     @cached_property
     def has_system(self) -> bool:
@@ -228,7 +239,11 @@ class ChatTemplates:
         content_format = chat_template_content_format
         if content_format == "auto":
             content_format = template.content_format
+            if content_format == "openai" and template.takes_text:
+                content_format = "given"
         given = conversation(messages, content_format)
+        if not _TESTS_NULL.search(template.source):
+            given = without_null(given)
         if "<|channel|>" in template.source:
             given = for_channels(given)
         if "developer" not in template.source:
@@ -241,7 +256,7 @@ class ChatTemplates:
             documents=documents,
             **variables,
         )
-        return _with_calls(render, given) if has_calls(given) else render(given)
+        return _first_good(render, forms(given, joins_parts=content_format == "given"))
 
     def _new(self, source: str, name: str) -> ChatTemplate:
         tokens = self._files.special_tokens
@@ -252,27 +267,30 @@ class _BrokenTemplateError(ChatTemplateError):
     """A template failed while it ran, within the limits."""
 
 
-def _with_calls(render: Callable[[Sequence[Message]], str], messages: list[Any]) -> str:
-    """Return the prompt of messages with calls of tools.
+def _first_good(render: Callable[[Sequence[Message]], str], given: Iterable[Any]) -> str:
+    """Return the prompt of the first form of messages that the template writes without a fault.
 
     Most templates write the arguments of a call with ``tojson``, so they are objects. Some write
-    them as they are, as text. Objects break such a template or appear in Python's notation.
+    them as they are, as text. Objects break such a template or appear in Python's notation. Some
+    templates break on a content of None, or write the parts of some contents in Python's notation.
     """
-    failed: _BrokenTemplateError | None = None
-    try:
-        text = render(messages)
-        calls = [call for each in messages for call in each.get("tool_calls") or ()]
-        arguments = [call["function"]["arguments"] for call in calls]
-        if not any(isinstance(each, dict) and each and str(each) in text for each in arguments):
+    failed: ChatTemplateError | None = None
+    faulty: str | None = None
+    for form in given:
+        try:
+            text = render(form)
+        except ChatTemplateError as error:
+            if failed is None and faulty is None and not isinstance(error, _BrokenTemplateError):
+                raise
+            failed = failed or error
+            continue
+        if not has_python_notation(text, form):
             return text
-    except _BrokenTemplateError as error:
-        failed = error
-    try:
-        return render(with_arguments_as_text(messages))
-    except ChatTemplateError:
-        if failed is not None:
-            raise failed from None
-        return text
+        faulty = faulty or text
+    if faulty is not None:
+        return faulty
+    assert failed is not None, "there is at least one form"
+    raise failed
 
 
 def _new_renderer() -> TemplateRenderer:

@@ -1,7 +1,7 @@
 """Check chat messages and convert them to the form that templates expect."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -14,7 +14,8 @@ MOST_MESSAGES = 2**16
 """Maximum number of messages. Each is at least a few tokens."""
 
 _OF_PEOPLE = ("system", "developer", "user", "assistant")  # other roles are tools, with any content
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Keys of an assistant's reasoning, in the order in which they are looked up."""
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
@@ -22,7 +23,8 @@ def conversation(messages: Sequence[Message], content_format: str = "string") ->
     """Return ``messages`` in the form that a template expects.
 
     With ``content_format`` "string" a content is text, and text parts are joined by newlines. With
-    "openai" it is a list of ``{"type": "text", "text": …}``. A content of None becomes an empty
+    "openai" it is a list of ``{"type": "text", "text": …}``. With "given" it is either, as in
+    ``messages``. A content of None becomes an empty
     text, except in an assistant's message with tool calls. A tool may return any JSON value.
     Arguments of tool calls that are JSON text become objects. Arguments of a call that was cut stay
     text. The reasoning of an assistant's message has all names under which templates look for it.
@@ -76,10 +78,10 @@ def _converted(message: dict[str, Any], where: str, content_format: str) -> dict
         if not calls:  # some templates only check whether the key exists
             del message["tool_calls"]
     if message["role"] == "assistant":
-        reasoning = [message[key] for key in _REASONING if message.get(key) is not None]
-        message |= {key: reasoning[0] for key in _REASONING if reasoning and not message.get(key)}
+        reasoning = [message[key] for key in REASONING if message.get(key) is not None]
+        message |= {key: reasoning[0] for key in REASONING if reasoning and not message.get(key)}
     if message.get("content") is None and message.get("tool_calls"):
-        return message
+        return {"content": None, **message}
     if "content" not in message:
         raise RequestError(f"{where} has no content; it must be text or a list of text parts")
     content = message["content"]
@@ -106,7 +108,8 @@ def _content(content: Any, where: str, content_format: str) -> str | list[dict[s
             f"{where}: content must be text or a list of text parts, got {type(content).__name__}"
         )
     texts = [content] if isinstance(content, str) else [_part(part, where) for part in content]
-    if content_format == "openai":
+    is_text = isinstance(content, str) or not texts
+    if content_format == "openai" or (content_format == "given" and not is_text):
         return [{"type": "text", "text": text} for text in texts]
     return "\n".join(texts)
 
@@ -141,13 +144,53 @@ def has_calls(messages: Sequence[Message]) -> bool:
     )
 
 
-def with_arguments_as_text(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return messages of `conversation` with the arguments of calls as JSON text."""
+def forms(messages: Sequence[Any], *, joins_parts: bool) -> Iterator[Sequence[Any]]:
+    """Yield messages of `conversation` in the forms that templates take, the usual one first.
 
+    Arguments of calls are objects or JSON text. A content of None may be empty, and with
+    ``joins_parts`` a content in parts may be text.
+    """
+    plain = without_null(messages)
+    if joins_parts:
+        plain = [{**each, "content": _joined(each.get("content"))} for each in plain]
+    tried: list[Sequence[Any]] = []
+    for given in (messages, plain):
+        for form in (given, _with_arguments_as_text(given)):
+            if form not in tried:
+                tried.append(form)
+                yield form
+
+
+def has_python_notation(text: str, messages: Sequence[Any]) -> bool:
+    """Return whether a prompt has arguments of calls, or a part of a content, as Python's dicts.
+
+    A part in JSON counts too.
+    """
+    calls = [call for each in messages for call in each.get("tool_calls") or ()]
+    arguments = [call["function"]["arguments"] for call in calls]
+    lists = [each["content"] for each in messages if _is_parts(each.get("content"))]
+    parts = [part for each in lists for part in each]
+    values = [str(each) for each in (*arguments, *parts) if isinstance(each, dict) and each]
+    return any(each in text for each in (*values, *map(_as_json, parts)))
+
+
+def _joined(content: Any) -> Any:
+    return "\n".join(part["text"] for part in content) if _is_parts(content) else content
+
+
+def _is_parts(content: Any) -> bool:
+    return isinstance(content, list) and bool(content) and _is_text(content)
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _with_arguments_as_text(messages: Sequence[Any]) -> list[dict[str, Any]]:
     def as_text(call: dict[str, Any]) -> dict[str, Any]:
         arguments = call["function"]["arguments"]
         if not isinstance(arguments, str):  # a call that was cut has text
-            arguments = json.dumps(arguments, ensure_ascii=False)
+            arguments = _as_json(arguments)
         return {**call, "function": {**call["function"], "arguments": arguments}}
 
     return [
@@ -155,6 +198,14 @@ def with_arguments_as_text(messages: Sequence[Any]) -> list[dict[str, Any]]:
         if each.get("tool_calls")
         else each
         for each in messages
+    ]
+
+
+def without_null(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages whose contents of None are empty texts."""
+    return [
+        {**message, "content": ""} if message.get("content", "") is None else message
+        for message in messages
     ]
 
 

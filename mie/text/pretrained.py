@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from mie.errors import ConfigError, RequestError
 from mie.text.chat import ChatTemplates
-from mie.text.messages import Message, checked_messages, is_batch
+from mie.text.messages import REASONING, Message, checked_messages, is_batch
 from mie.text.template_files import TemplateFiles
 from mie.text.tokenizer import Tokenizer, library_errors
 
@@ -215,7 +215,8 @@ class PretrainedTokenizer:
         With ``tokenize`` it returns a mapping with ``input_ids`` and ``attention_mask``, or a list
         of ids if ``return_dict`` is false. Without ``tokenize`` it returns text. Other names are
         variables of the template. Messages are passed to the template unchanged, except that keys
-        with the value None are dropped.
+        with the value None are dropped, and that reasoning is ``reasoning_content`` and
+        ``thinking`` under any name.
         """
         settings = {name: options.pop(name) for name in [*options] if name in _NO_EFFECT}
         _refuse("apply_chat_template", settings)
@@ -223,7 +224,7 @@ class PretrainedTokenizer:
 
         def text_of(messages: Any) -> str:
             return template.render(
-                [_without_none(message) for message in checked_messages(messages)],
+                [_as_in_transformers(message) for message in checked_messages(messages)],
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 tools=tools,
@@ -251,8 +252,13 @@ def _encoding(token_ids: list[int]) -> BatchEncoding:
     return BatchEncoding({"input_ids": token_ids, "attention_mask": [1] * len(token_ids)})
 
 
-def _without_none(message: Message) -> dict[str, Any]:
-    return {key: value for key, value in message.items() if value is not None}
+def _as_in_transformers(message: Message) -> dict[str, Any]:
+    """Return a message without None, whose reasoning has the two names of transformers."""
+    kept = {key: value for key, value in message.items() if value is not None}
+    reasoning = [kept[key] for key in REASONING if key in kept]
+    if not reasoning:
+        return kept
+    return {"thinking": reasoning[0], **kept, "reasoning_content": reasoning[0]}
 
 
 def _is_id(value: Any) -> bool:

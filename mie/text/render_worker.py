@@ -89,9 +89,9 @@ class Renderer:
             text = template.render(values["variables"])
         except MemoryError:
             raise
-        except self._template_error as error:
-            return _failure("refused", str(error))
         except Exception as error:
+            if type(error) is self._template_error:
+                return _failure("refused", str(error))
             return _failure("failed", f"{type(error).__name__}: {error}")
         if len(text) > _LONGEST_TEXT:
             return _failure("long", f"{len(text):,} characters; the limit is {_LONGEST_TEXT:,}")

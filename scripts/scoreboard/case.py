@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -114,7 +114,7 @@ class Case:
         """Yield the rows of the measurement, each with its time."""
         start = time.perf_counter()
         for row in self.measure(run):
-            yield Row(**{**vars(row), "seconds": round(time.perf_counter() - start, 1)})
+            yield replace(row, seconds=round(time.perf_counter() - start, 1))
             start = time.perf_counter()
 
 

@@ -10,7 +10,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mie
@@ -78,11 +78,18 @@ class Runner:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         run = Run(is_quick=self.is_quick, paths=paths, folder=folder, label=f"{suite}, {case.name}")
-        rows = list(_guarded(case, run))
+        rows = [self._portable(row) for row in _guarded(case, run)]
         if all(row.verdict not in ("skipped", "failed") for row in rows):
             text = json.dumps({"key": key, "rows": [vars(row) for row in rows]}, ensure_ascii=False)
             kept.write_text(text, encoding="utf-8")
         return rows
+
+    def _portable(self, row: Row) -> Row:
+        """Return the row without the folders of this machine."""
+        reason = row.reason
+        for folder in (*self.folders, self.build):
+            reason = reason.replace(f"{folder}/", "")
+        return replace(row, reason=reason)
 
 
 def _guarded(case: Case, run: Run) -> Iterator[Row]:

@@ -71,7 +71,7 @@ def test_a_finished_case_is_not_measured_again(runner: Runner):
 
 
 def test_a_refusal_ends_a_case_with_a_row(runner: Runner):
-    words = Counted(TokenizerError("words.txt has no merges"))
+    words = Counted(TokenizerError(f"{runner.folders[0]}/words.txt has no merges"))
     rows = runner.rows("vocabularies", words.suite)
     assert [row.verdict for row in rows] == ["reached", "refused"]
     assert rows[1].reason == "words.txt has no merges"

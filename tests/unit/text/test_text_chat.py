@@ -244,12 +244,60 @@ def test_every_template_writes_the_arguments_of_calls_as_json(kind: str) -> None
     templates.close()
 
 
+NULL = {
+    "printed": "[{{ m.content }}]",
+    "concatenated": "{{ '[' + m.content + ']' }}",
+    "a method": "[{{ m.content.strip() }}]",
+    "a test and a length": "{% if m.content is none or m.content | length == 0 %}[]{% endif %}"
+    "{{ m.content | length * '' }}",
+    "JSON of all but text": "[{{ m.content if m.content is string else m.content | tojson }}]",
+    "only null is a call": "{% if m.content is none %}[]{% endif %}",
+}
+"""How published templates write a null content beside calls."""
+
+
+@pytest.mark.parametrize("kind", NULL)
+def test_every_template_writes_a_null_content_beside_calls_as_nothing(kind: str) -> None:
+    template = "{% for m in messages if m.tool_calls %}" + NULL[kind] + "{% endfor %}"
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    call = {"role": "assistant", "tool_calls": [{"id": "1", "function": function}]}
+    templates = ChatTemplates(TemplateFiles(Path("nowhere")))
+    for given in (call, {**call, "content": None}):
+        assert templates.render([*HELLO, given], chat_template=template) == "[]"
+    templates.close()
+
+
+PARTS_OF_USERS = (
+    "{% for m in messages %}{% if m.role == 'user' and m.content is not string %}"
+    "{% for part in m.content %}<{{ part.text }}>{% endfor %}"
+    "{% else %}[{{ m.content | trim }}]{% endif %}{% endfor %}"
+)
+
+
+def test_texts_stay_texts_in_a_template_that_takes_texts_and_parts() -> None:
+    """Gemma 4 and GLM iterate over a user's parts, and write other roles' contents as they are."""
+    templates = ChatTemplates(TemplateFiles(Path("nowhere")))
+
+    def text(system: Any, user: Any) -> str:
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        return templates.render(messages, chat_template=PARTS_OF_USERS)
+
+    parts = [{"type": "text", "text": "a"}, "b"]
+    assert text("s", "u") == "[s][u]"
+    assert text("s", parts) == "[s]<a><b>"
+    assert text(parts, "u") == "[a\nb][u]"
+    assert text(parts, parts) == "[a\nb][a\nb]"
+    templates.close()
+
+
 def test_a_template_that_fails_with_both_kinds_of_arguments_names_the_first_failure() -> None:
     function = {"name": "add", "arguments": "{}"}
     call = {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
     templates = ChatTemplates(TemplateFiles(Path("nowhere")))
     with pytest.raises(ChatTemplateError, match="ZeroDivisionError"):
         templates.render([call], chat_template="{{ 1 / 0 }}")
+    with pytest.raises(ChatTemplateError, match="failed: UndefinedError: 'x' is undefined"):
+        templates.render([call], chat_template="{{ x.y }}")
     with pytest.raises(ChatTemplateError, match="refused the messages: no"):
         templates.render([call], chat_template="{{ raise_exception('no') }}")
     templates.close()

@@ -115,6 +115,10 @@ def test_apply_chat_template(bundled: PretrainedTokenizer) -> None:
     own = "{% for m in messages %}{{ m.content is defined }}{{ x }}{{ tools }}{% endfor %}"
     message = {"role": "user", "content": None}
     assert apply([message], chat_template=own, tokenize=False, x=3, tools=[1]) == "False3[1]"
+    shows = "{{ messages[0].thinking }}{{ messages[0].reasoning_content }}"
+    for name in ("reasoning_content", "thinking", "reasoning"):  # as transformers 5.24
+        message = {"role": "assistant", "content": "x", name: "T"}
+        assert apply([message], chat_template=shows, tokenize=False) == "TT"
     with pytest.raises(RequestError, match="messages is empty"):
         apply([])
 
