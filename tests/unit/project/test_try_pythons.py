@@ -88,5 +88,5 @@ def test_a_step_that_fails_fails_the_run_and_is_named(tmp_path: Path, step: str,
 def test_the_tests_that_it_runs_exist() -> None:
     text = (ROOT / "scripts/try_pythons.py").read_text()
     rooms = "".join(re.findall(r'^    "([\w ]+)"$', text, re.MULTILINE)).split()
-    assert len(rooms) > 15
+    assert len(rooms) > 10
     assert all(len([*ROOT.glob(f"tests/unit/*/test_{room}.py")]) == 1 for room in rooms)
