@@ -13,7 +13,7 @@ import on_device
 import pytest
 import tiny_models
 from audit import captured_steps, steps_of
-from emulated import launcher, needs_compiler
+from emulated import QuickLauncher, launcher, needs_compiler
 from test_kernels import cache_shape
 
 from mie.base.arithmetic import ceil_div
@@ -26,7 +26,6 @@ from mie.ops_gpu.batch import ANY_LENGTH, Bucket, bucket_of, padded, padded_seqs
 from mie.ops_gpu.chip import EMULATED_CHIP
 from mie.ops_gpu.cupy_backend import CupyBackend
 from mie.ops_gpu.gemm import NumpyGemm
-from mie.ops_gpu.launcher import EmulatedLauncher
 from mie.ops_gpu.load import load_emulated_backend
 from mie.ops_gpu.queue import EmulatedQueue
 from mie.ops_gpu.steps import Steps
@@ -281,7 +280,7 @@ def test_padded_steps_access_only_their_own_memory(tmp_path: Path, name: str):
     queue = EmulatedQueue()
     checked = CupyBackend(
         "cupy-emulated",
-        EmulatedLauncher(check=True, order="random", submit=queue.submit),
+        QuickLauncher(check=True, order="random", submit=queue.submit),
         NumpyGemm(queue.submit),
         dtype,
         EMULATED_CHIP,

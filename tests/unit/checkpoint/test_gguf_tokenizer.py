@@ -217,7 +217,8 @@ def test_no_other_pre_tokenizer_gives_the_same_tokens(bpe: Any) -> None:
     pre, reference, path = bpe
     values = gguf_files.bpe_of(path.parent, pre, 0) | {"tokenizer.ggml.add_bos_token": False}
     wanted = [reference.encode(text).ids for text in TEXTS]
-    for other in set(PRES) - (ALIKE if pre in ALIKE else {pre}):
+    later = PRES[PRES.index(pre) + 1 :]  # The file of another name tries the earlier ones.
+    for other in set(later) - (ALIKE if pre in ALIKE else set()):
         values["tokenizer.ggml.pre"] = other
         tokenizer = Tokenizer.load(write(path.parent / "other.gguf", values), None)
         assert [tokenizer.encode(text, add_special_tokens=False) for text in TEXTS] != wanted, other
