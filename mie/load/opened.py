@@ -93,9 +93,10 @@ def quantised(
     forms = rounded_forms(model, quantization, head_dtype)
     twice = next((name for name in forms if name in weights.forms), None)
     if twice is not None:
+        asked = "head_dtype" if twice in HEADS and head_dtype != "auto" else "quantization"
         raise ConfigError(
-            f"{'head_dtype' if twice in HEADS else 'quantization'} asks for {forms[twice]}; "
-            f"{twice} is {weights.forms[twice]} in the files already (leave it out)"
+            f"{asked} asks for {forms[twice]}; {twice} is {weights.forms[twice]} in the files "
+            "already (leave it out)"
         )
     return RoundedCheckpoint(weights, forms) if forms else weights
 

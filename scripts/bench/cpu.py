@@ -3,13 +3,16 @@
     pip install '.[bench]'
     python scripts/benchmark.py cpu [--models NAME ...] [--engines NAME ...] [--workloads NAME ...]
                                     [--mie-variant NAME:KEY=VALUE,...] [--output PREFIX]
+    python scripts/benchmark.py cpu --files FILE.gguf ... [--batched-bench NAME=PROGRAM]
 
 The models have published shapes and random weights; the bundled model is measured too. Sampling is
 greedy, and the end-of-sequence token is disabled. mie runs through its LLM API and its scheduler.
 The peers are transformers (`generate`, one static batch), llama.cpp (the batch API of
 llama-cpp-python) and CTranslate2 (`generate_batch`). A peer that is not installed, or that does not
 support a shape, is skipped by name with the reason. The name of a quantised GGUF type, such as
-Q4_0, runs mie and llama.cpp on the same file.
+Q4_0, runs mie and llama.cpp on the same file. `--files` runs them on published files instead of the
+models, and `--batched-bench` adds a fork of llama.cpp, such as ik_llama.cpp, by the path of its
+program `llama-batched-bench` (see `BatchedBenchEngine`).
 
 All engines of a run are loaded at once, each in its own process on the same CPUs, and are stopped
 while another is measured. In a round, every engine runs one workload, in alternating order. A round
@@ -41,9 +44,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.child import Child, PeerError
-from bench.engines import GGUF_TYPES, EngineSpec
+from bench.engines import FILE, GGUF_TYPES, EngineSpec
 from bench.harness import Spread, in_turn, machine, number, run_child, table, write_report
 from bench.models import BUNDLED, SHAPES, random_prompts, write_model
+from mie.checkpoint.config import load_model_config
+from mie.model.config import ModelConfig
 
 BASELINE = "mie"
 DECODE, PREFILL, END_TO_END = "decode", "prefill", "end to end"
@@ -55,6 +60,8 @@ KINDS = {
     "ctranslate2": ("float32", "int8"),
 }
 """The dtypes of each engine. mie's own is a setting."""
+SHORT = 16
+"""Tokens of a prompt whose length does not matter."""
 MIN_SECONDS = 1.0
 WARM_UP = (8, 16, 8)
 """Requests, prompt tokens and new tokens of the first call. Tokens are compared."""
@@ -72,7 +79,9 @@ class CpuWorkload:
     @property
     def name(self) -> str:
         """The name on the command line."""
-        return f"{self.measures.replace(' ', '-')}-{self.num_requests}"
+        is_long = self.measures == DECODE and self.prompt_length > SHORT
+        after = f"-after-{self.prompt_length}" if is_long else ""
+        return f"{self.measures.replace(' ', '-')}-{self.num_requests}{after}"
 
     def rate(self, times: Sequence[Sequence[float]]) -> float:
         """Return tokens per second. ``times`` has the time of each token of each request.
@@ -94,14 +103,15 @@ WORKLOADS = {
     each.name: each
     for each in (
         *(
-            CpuWorkload(measures=DECODE, num_requests=count, prompt_length=16, num_new_tokens=48)
+            CpuWorkload(measures=DECODE, num_requests=count, prompt_length=SHORT, num_new_tokens=48)
             for count in (1, 4, 8, 16, 64)
         ),
         *(
             CpuWorkload(measures=PREFILL, num_requests=count, prompt_length=512, num_new_tokens=1)
             for count in (1, 4)
         ),
-        CpuWorkload(measures=END_TO_END, num_requests=64, prompt_length=16, num_new_tokens=150),
+        CpuWorkload(measures=END_TO_END, num_requests=64, prompt_length=SHORT, num_new_tokens=150),
+        CpuWorkload(measures=DECODE, num_requests=1, prompt_length=2000, num_new_tokens=48),
     )
 }
 
@@ -152,13 +162,35 @@ def rows_of(names: Sequence[str], common: Sequence[str], variants: Sequence[str]
     return rows
 
 
-class ModelBench:
-    """The engines on one model. The files are in ``directory``."""
+def rows_of_files(
+    names: Sequence[str], common: Sequence[str], variants: Sequence[str], programs: Sequence[str]
+) -> Rows:
+    """Return the rows of engines that read a published file.
 
-    def __init__(self, name: str, directory: Path, args: argparse.Namespace) -> None:
+    Each NAME=PROGRAM of ``programs`` is a row of a fork of llama.cpp.
+    """
+    if others := set(names) - {BASELINE, "llama.cpp"}:
+        raise ValueError(f"--files has rows of mie and llama.cpp; got {', '.join(sorted(others))}")
+    rows = {row: (BASELINE, FILE, each[2]) for row, each in rows_of((), common, variants).items()}
+    if "llama.cpp" in names:
+        rows["llama.cpp"] = ("llama.cpp", FILE, {})
+    for each in programs:
+        name, equals, program = each.partition("=")
+        if not (name and equals) or name in rows:
+            raise ValueError(f"a fork is NAME=PROGRAM with a name of its own; got {each!r}")
+        rows[name] = ("batched-bench", FILE, {"program": str(Path(program).absolute())})
+    return rows
+
+
+class ModelBench:
+    """The engines on one model: a directory, or a file."""
+
+    def __init__(
+        self, name: str, directory: Path, config: ModelConfig, args: argparse.Namespace
+    ) -> None:
         self._name, self._directory, self._args = name, directory, args
-        self._config = write_model(name, directory)
-        longest = self._config.max_position_embeddings
+        self._config = config
+        longest = config.max_position_embeddings
         self._workloads = [
             each for each in args.workloads if each.prompt_length + each.num_new_tokens <= longest
         ]
@@ -197,8 +229,9 @@ class ModelBench:
             max_model_len=max(each.prompt_length + each.num_new_tokens for each in self._workloads),
             settings=settings,
         )
-        writer = "llama.cpp" if kind in GGUF_TYPES else family
-        self._child(replace(spec, family=writer, prepare=True)).close()
+        if kind != FILE:
+            writer = "llama.cpp" if kind in GGUF_TYPES else family
+            self._child(replace(spec, family=writer, prepare=True)).close()
         return self._child(spec)
 
     def _child(self, spec: EngineSpec) -> Child:
@@ -212,9 +245,10 @@ class ModelBench:
         baseline = self._baseline(row)
         first = self.loaded[baseline]["tokens"] if baseline in self.loaded else tokens
         same = sum(a == b for a, b in zip(tokens, first, strict=True))
+        agreement = "–" if None in tokens[0] else f"{same} of {len(tokens)}"
         facts = {"version": child.facts["ready"], "load_seconds": child.facts["load_seconds"]}
         facts |= {"loaded_bytes": loaded, "tokens": tokens}
-        self.loaded[row] = {**facts, "same_as_mie": f"{same} of {len(tokens)}"}
+        self.loaded[row] = {**facts, "same_as_mie": agreement}
 
     def _baseline(self, row: str) -> str:
         """Return the row of mie with the same weights, for comparison with a row."""
@@ -296,8 +330,10 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     names = [*KINDS, *(f"{family}-{kind}" for family in KINDS for kind in KINDS[family])]
     names += GGUF_TYPES
     add = parser.add_argument
-    add("--models", nargs="+", choices=[*SHAPES, BUNDLED], metavar="NAME")
-    add("--engines", nargs="+", choices=names, default=[*KINDS], metavar="NAME")
+    what = parser.add_mutually_exclusive_group().add_argument
+    what("--models", nargs="+", choices=[*SHAPES, BUNDLED], metavar="NAME")
+    what("--files", nargs="+", type=Path, default=[], metavar="FILE", help="published GGUF files")
+    add("--engines", nargs="+", choices=names, metavar="NAME")
     add("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME")
     add("--rounds", type=int, default=3)
     add("--threads", type=int, default=2, help="CPUs that each engine may use")
@@ -305,13 +341,24 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         ("--mie", "KEY=VALUE", "set an argument of LLM in all of mie's rows"),
         ("--mie-variant", "NAME:KEY=VALUE,...", "add a row of mie with these arguments"),
         ("--python", "FAMILY=PATH", "run an engine with this interpreter"),
+        ("--batched-bench", "NAME=PROGRAM", "with --files, add a fork's llama-batched-bench"),
     ):
         add(name, action="append", default=[], metavar=metavar, help=text)
     add("--quick", action="store_true", help="try the script: small workloads, one round")
     add("--output", metavar="PREFIX", help="write PREFIX.json and PREFIX.md")
     args = parser.parse_args(argv)
+    if args.batched_bench and not args.files:
+        parser.error("--batched-bench needs --files")
+    if missing := [str(each) for each in args.files if not each.is_file()]:
+        parser.error(f"--files names no file: {', '.join(missing)}")
+    default = [BASELINE, "llama.cpp"] if args.files else [*KINDS]
+    engines: list[str] = args.engines or default
     try:
-        args.rows = rows_of(args.engines, args.mie, args.mie_variant)
+        if args.files:
+            forks = args.batched_bench
+            args.rows = rows_of_files(engines, args.mie, args.mie_variant, forks)
+        else:
+            args.rows = rows_of(engines, args.mie, args.mie_variant)
     except ValueError as error:
         parser.error(str(error))
     args.python = dict(word.partition("=")[::2] for word in args.python)
@@ -319,7 +366,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     if args.rounds < 1 or not 1 <= args.threads <= num_cpus:
         parser.error(f"--rounds must be at least 1, and --threads 1 to {num_cpus}")
     args.workloads = [WORKLOADS[name] for name in dict.fromkeys(args.workloads)]
-    args.models = args.models or (("toy", BUNDLED) if args.quick else MODELS)
+    args.models = args.models or (() if args.files else ("toy", BUNDLED) if args.quick else MODELS)
     if args.quick:
         args.rounds = 1
         args.workloads = [
@@ -341,10 +388,14 @@ def main(argv: Sequence[str]) -> int:
     state = {**machine(), "threads": args.threads, "rounds": args.rounds, "rows": args.rows}
     models: dict[str, Any] = {}
     lines = [f"* {key}: {value}" for key, value in state.items()]
-    for name in args.models:
+    for name in [*args.models, *args.files]:
         limits = run_child("bench.limits", arguments=[str(args.threads)], OPENBLAS_NUM_THREADS="1")
-        with tempfile.TemporaryDirectory(prefix="mie-bench-") as directory:
-            bench = ModelBench(name, Path(directory), args)
+        with tempfile.TemporaryDirectory(prefix="mie-bench-") as folder:
+            if isinstance(name, Path):
+                source, config, name = name.absolute(), load_model_config(name), name.name
+            else:
+                source, config = Path(folder), write_model(name, Path(folder))
+            bench = ModelBench(name, source, config, args)
             bench.run()
         lines += [f"* skipped: {each}" for each in bench.skipped]
         lines += ["", *bench.tables(limits)]

@@ -1,4 +1,4 @@
-"""Run an engine in its own process: mie, transformers, llama.cpp or CTranslate2.
+"""Run an engine in its own process: mie, transformers, llama.cpp, a fork of it, or CTranslate2.
 
     python -m bench.engines SPEC          in scripts/
 
@@ -16,7 +16,9 @@ import importlib.metadata
 import json
 import os
 import re
+import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -29,6 +31,8 @@ from bench.harness import peak_bytes
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 GGUF_TYPES = {"Q8_0": 7, "Q4_0": 2, "Q4_K_M": 15}
 """Types of quantised files that mie and llama.cpp both read, and llama.cpp's numbers for them."""
+FILE = "file"
+"""The kind of a published GGUF file that engines read as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,26 +42,32 @@ class EngineSpec:
     family: str
     """The engine's name in `ENGINES`."""
     kind: str
-    """The dtype as the family spells it, such as "f32" or "int8", or one of `GGUF_TYPES`."""
+    """The dtype as the family spells it, such as "f32", or one of `GGUF_TYPES`, or `FILE`."""
     directory: str
+    """The directory of the model, or the path of a `FILE`."""
     max_num_seqs: int
     max_model_len: int
     threads: int = 1
     settings: dict[str, Any] = field(default_factory=dict)
-    """Settings of mie."""
+    """Settings of mie, or the "program" of a fork of llama.cpp."""
     device: str = "cpu"
     """torch's name of the device."""
     prepare: bool = False
 
     @property
     def converted(self) -> str:
-        """The path that `Engine.prepare` writes."""
+        """The path that `Engine.prepare` writes, or the file that needs no preparation."""
+        if self.kind == FILE:
+            return self.directory
         suffix = ".gguf" if self.family == "llama.cpp" or self.kind in GGUF_TYPES else ""
         return f"{self.directory}/{self.kind}{suffix}"
 
 
 class Generated(dict[str, Any]):
-    """The new "tokens" of each prompt, and the "times" of each, in seconds since the start."""
+    """The new "tokens" of each prompt, and the "times" of each, in seconds since the start.
+
+    A token is None if the engine does not return it.
+    """
 
 
 class Engine(Protocol):
@@ -92,7 +102,7 @@ class MieEngine:
             "max_model_len": spec.max_model_len,
             "enable_prefix_caching": False,
         }
-        path = spec.converted if spec.kind in GGUF_TYPES else spec.directory
+        path = spec.converted if spec.kind in (*GGUF_TYPES, FILE) else spec.directory
         llm = mie.LLM(path, skip_tokenizer_init=True, **(given | spec.settings))
         self._llm, self._backend = llm, spec.settings.get("backend", "auto")
         numpy = "NumPy {version} ({blas} {blas_version})".format(**numpy_facts())
@@ -307,6 +317,65 @@ class LlamaCppEngine:
         return list(zip(seqs, logits.argmax(axis=-1).tolist(), strict=True))
 
 
+class BatchedBenchEngine:
+    """A fork of llama.cpp, such as ik_llama.cpp, through its own program `llama-batched-bench`.
+
+    The program makes prompts of one token, repeated. It loads the model again in every call, and
+    measures without the loading and without choosing tokens. It prints the rates of prompts and of
+    decoding, so the times within each phase are even.
+    """
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec, self._program = spec, spec.settings["program"]
+        if not os.access(self._program, os.X_OK):
+            raise RuntimeError(f"{self._program} is no program that can be run")
+        self.version = f"llama-batched-bench at {self._program}"
+        self._peak_bytes: int | None = None
+
+    @staticmethod
+    def prepare(spec: EngineSpec) -> None:
+        """Do nothing, because the program reads the file as it is."""
+
+    def generate(self, prompts: list[list[int]], num_new_tokens: int) -> Generated:
+        """Measure as many prompts of the same length."""
+        count, length = len(prompts), len(prompts[0])
+        options = {
+            "-m": self._spec.converted,
+            "-c": count * -(-(length + num_new_tokens) // 256) * 256,
+            "-t": self._spec.threads,
+            "-npp": length,
+            "-ntg": num_new_tokens,
+            "-npl": count,
+        }
+        words = [str(word) for option in options.items() for word in option]
+        done = subprocess.run([self._program, *words], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{self._program} ended with {done.returncode}")
+        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
+        self._peak_bytes = max(peak, self._peak_bytes or 0)
+        prefill, decode = batched_bench_rates(done.stdout + done.stderr, length, count)
+        first, step = count * length / prefill, count / decode
+        times = [first + step * number for number in range(num_new_tokens)]
+        return Generated(tokens=[[None] * num_new_tokens] * count, times=[times] * count)
+
+    def peak_bytes(self) -> int | None:
+        """Return the peak memory of the program."""
+        return self._peak_bytes
+
+
+def batched_bench_rates(text: str, length: int, count: int) -> tuple[float, float]:
+    """Return the tokens per second of prompts and of decoding that `llama-batched-bench` printed.
+
+    Raises:
+        ValueError: the text has no row for ``count`` prompts of ``length`` tokens.
+    """
+    for line in text.splitlines():
+        cells = [each.strip() for each in line.strip().strip("|").split("|")]
+        if len(cells) == 10 and cells[0] == str(length) and cells[2] == str(count):
+            return float(cells[5]), float(cells[7])
+    raise ValueError(f"llama-batched-bench printed no row for {count} prompts of {length} tokens")
+
+
 class CTranslate2Engine:
     """The engine CTranslate2: `Generator.generate_batch` runs one static batch."""
 
@@ -358,6 +427,7 @@ ENGINES: dict[str, type[Engine]] = {
     "mie": MieEngine,
     "transformers": TransformersEngine,
     "llama.cpp": LlamaCppEngine,
+    "batched-bench": BatchedBenchEngine,
     "ctranslate2": CTranslate2Engine,
 }
 

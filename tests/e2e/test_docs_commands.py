@@ -34,11 +34,11 @@ PROGRAMS = {"mie", "python", ".venv/bin/python", "pip", "make", "curl", "git", "
 NOT_RUN = {
     r"^pip install|^npm |^docker |^sudo ": "needs the network, or a privilege",
     r"Qwen/": "fetches a model",
-    r"[/\"]Qwen3-|\.gguf|\./4bit|--model MODEL|--models-dir": "needs a model that is not here",
+    r"[/\"]Qwen3-|\.gguf|\./4bit|--model MODEL|--models-dir|pip:": "needs a model that is not here",
     r"--backend cupy\b(?!-)|--b cupy\b|gpu_check|benchmark\.py gpu": "needs a GPU",
     r"^mie .*--replicas \d+( --r|$)|^vllm-router|^import mie\.ray": "needs Ray",
     r"^export|--host 0\.0\.0\.0": "opens the machine to its network",
-    r"^make |^\. |^git (?!diff)|python -m (pytest|mypy)": "is for a checkout",
+    r"^make |^\. |^git (?!diff)|python -m (pytest|mypy|scripts)": "is for a checkout",
     r"^python scripts/(?!benchmark\.py$)|^mie sim cluster|^mie doctor --compile": "takes minutes",
     r"^python (examples|docs/tutorial)/": "test_examples.py and test_tutorial.py run it",
 }

