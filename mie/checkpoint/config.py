@@ -8,6 +8,7 @@ own configuration classes. The sizes that distinguish one model from another are
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -136,7 +137,7 @@ def _read_config(reader: JsonReader, architecture: str) -> ModelConfig:
         window = reader.optional_integer("sliding_window", maximum=MAX_CONTEXT)
     embedding_scale = _multiplier(reader, "embedding_multiplier")
     if family.scales_embeddings:
-        embedding_scale = hidden_size**0.5
+        embedding_scale = math.sqrt(hidden_size)
     return ModelConfig(
         architecture=architecture,
         vocab_size=vocab_size,
@@ -190,7 +191,7 @@ def _multiplier(reader: JsonReader, key: str) -> float:
 def _attention_scale(reader: JsonReader) -> float | None:
     """Return the factor of the scores: Granite's multiplier, or Gemma's from a head size."""
     scalar = _positive(reader, "query_pre_attn_scalar")
-    return _positive(reader, "attention_multiplier") if scalar is None else scalar**-0.5
+    return _positive(reader, "attention_multiplier") if scalar is None else 1 / math.sqrt(scalar)
 
 
 def _intermediate_size(reader: JsonReader, key: str, least: int) -> int:

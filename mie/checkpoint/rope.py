@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mie.base.arithmetic import power
 from mie.checkpoint.family import Family
 from mie.checkpoint.json_reader import JsonReader
 from mie.checkpoint.size_limits import MAX_CONTEXT, MAX_FACTOR, MAX_THETA, MIN_FACTOR, MIN_THETA
@@ -79,7 +80,7 @@ def _rope(
         rope_type = "longrope"  # Phi-3's files also call it "su" or "yarn"
     if rope_type == "dynamic":  # Hunyuan's alpha fixes the rotations
         alpha = _factor(scaling, "alpha")
-        rope_type, theta = "default", theta * alpha ** (head_dim / max(1, head_dim - 2))
+        rope_type, theta = "default", theta * power(alpha, head_dim, max(1, head_dim - 2))
     partial = scaling if scaling.values.get("partial_rotary_factor") is not None else reader
     share = partial.number("partial_rotary_factor", default=1.0, low=MIN_FACTOR, high=1.0)
     if int(head_dim * share) % 2 or not int(head_dim * share):

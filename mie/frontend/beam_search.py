@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mie.base.arithmetic import exp, log, power
 from mie.config.params.sampling import BeamSearchParams, RequestOutputKind, SamplingParams
 from mie.config.params.values import integer
 from mie.errors import RequestFailedError
@@ -174,9 +175,7 @@ class BeamSearcher:
             logprobs = [entry.logprob for entry in row.values()]
             if self._has_temperature:
                 scaled = [logprob / self._params.temperature for logprob in logprobs]
-                total = scaled[0] + math.log(
-                    math.fsum(math.exp(each - scaled[0]) for each in scaled)
-                )
+                total = scaled[0] + log(math.fsum(exp(each - scaled[0]) for each in scaled))
                 logprobs = [each - total for each in scaled]
             entries = zip(row.items(), logprobs, strict=True)
             yield {
@@ -207,7 +206,7 @@ class BeamSearcher:
         The length includes the prompt but not a final EOS token.
         """
         length = len(beam.tokens) - (beam.tokens[-1] in self._eos_token_ids)
-        return beam.cum_logprob / math.pow(max(length, 1), self._params.length_penalty)
+        return beam.cum_logprob / power(max(length, 1), self._params.length_penalty)
 
     def _output(self, search: _Search) -> BeamSearchOutput:
         beams = [*search.completed, *search.beams]

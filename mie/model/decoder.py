@@ -1,5 +1,6 @@
 """Run the decoder-only transformer of every supported family, given by flags of `ModelConfig`."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +42,7 @@ class Decoder:
         """
         self.config = config
         self.backend = backend
-        self._eps = config.rms_norm_eps / config.residual_scale**2
+        self._eps = config.rms_norm_eps / (config.residual_scale * config.residual_scale)
         layout = layout or whole(config)
         loader = Loader(config, backend, checkpoint, self._eps, progress, rounded_to, layout)
         ropes = {rope: self._load_rope(rope, num_positions) for rope in config.layer_ropes}
@@ -69,7 +70,7 @@ class Decoder:
             )
             freq[: len(own)], scaling[: len(own)] = own, factor
         if config.attention_scale is not None:
-            scaling *= (config.attention_scale * config.head_dim**0.5) ** 0.5
+            scaling *= math.sqrt(config.attention_scale * math.sqrt(config.head_dim))
         return self.backend.load_rope(freq, scaling, num_positions)
 
     def forward(self, batch: StepBatch, kv_cache: Array, states: Array = None) -> Array:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.base.arithmetic import log, power
 from mie.model.config import RopeConfig
 
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -36,11 +37,10 @@ def rope_inv_freq(
     Without scaling it is ``theta ** (-2j / Dh)`` (Su et al., 2021, arXiv:2104.09864, 3.2.2).
 
     Source: ``modeling_rope_utils.py`` of transformers. It computes in float32. Here everything is
-    float64.
+    float64, and equal on every machine.
     """
-    num_channels = 2 * rope.num_pairs(head_dim)
-    exponents = np.arange(0, num_channels, 2, dtype=np.float64) / num_channels
-    plain = np.asarray(rope.theta**-exponents, dtype=np.float64)
+    num_pairs = rope.num_pairs(head_dim)
+    plain = np.array([power(rope.theta, -j, num_pairs) for j in range(num_pairs)])
     original_context = rope.original_max_position_embeddings or max_position_embeddings
     if rope.rope_type == "linear":
         return plain / rope.factor, 1.0
@@ -85,7 +85,7 @@ def _yarn_ramp(rope: RopeConfig, head_dim: int, original_context: int) -> tuple[
 
     def pair_that_turns(turns: float) -> float:
         wavelengths = original_context / (turns * 2 * math.pi)
-        return head_dim * math.log(wavelengths) / (2 * math.log(rope.theta))
+        return head_dim * log(wavelengths) / (2 * log(rope.theta))
 
     first, last = pair_that_turns(rope.beta_fast), pair_that_turns(rope.beta_slow)
     if rope.truncate:
@@ -110,7 +110,7 @@ def yarn_attention_scaling(rope: RopeConfig) -> float:
 
 
 def _mscale(factor: float, mscale: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+    return 1.0 if factor <= 1 else 0.1 * mscale * log(factor) + 1.0
 
 
 def _longrope_attention_scaling(rope: RopeConfig, original_context: int) -> float:
@@ -122,7 +122,7 @@ def _longrope_attention_scaling(rope: RopeConfig, original_context: int) -> floa
         return rope.attention_factor
     if rope.factor <= 1:
         return 1.0
-    return math.sqrt(1 + math.log(rope.factor) / math.log(original_context))
+    return math.sqrt(1 + log(rope.factor) / log(original_context))
 
 
 def rope_channels(head_dim: int, num_pairs: int, is_interleaved: bool) -> NDArray[np.intp]:

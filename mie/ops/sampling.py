@@ -8,7 +8,7 @@ logits, controls and number give the same token on every backend.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,13 +20,6 @@ from mie.ops.token_weights import exponents, lowest_kept_z, num_weight_bits, sca
 
 LOGITS_WEIGHED = 1 << 15
 """Logits that are weighed at a time. The arrays of more would leave the caches."""
-
-
-def log_softmax(x: Floats) -> Floats:
-    """Return log(softmax(x)) over the last axis as a new array, stable at ±1e4 and beyond."""
-    y: Floats = x - x.max(axis=-1, keepdims=True)
-    y -= np.log(np.exp(y).sum(axis=-1, keepdims=True))
-    return y
 
 
 Words = NDArray[np.int32]
@@ -279,19 +272,33 @@ def draw(weights: NDArray[np.int64], uniform: float) -> int:
     return int(cumulative.searchsorted(target, "right"))
 
 
-def top_logprobs(logits: Floats, token_id: int, num_top: int) -> tuple[list[int], list[float], int]:
+def log_total(logits: Floats, largest: float) -> float:
+    """Return log Σ exp(logits - largest) of logits [V], in float64."""
+    wide = logits.astype(np.float64)
+    wide -= largest
+    return float(np.log(np.exp(wide, out=wide).sum()))
+
+
+def top_logprobs(
+    logits: Floats,
+    token_id: int,
+    num_top: int,
+    log_total: Callable[[Floats, float], float] = log_total,
+) -> tuple[list[int], list[float], int]:
     """Return (ids, log-probabilities, rank of token_id): token_id, then the num_top likeliest.
 
     logits [V] are used before any edit or temperature. -1 stands for the whole vocabulary. The top
     ids come by falling logit, equal ones by rising id. The most likely token has rank 1.
+    Log-probabilities are float64: logit - largest - ``log_total``.
     """
-    logprobs = log_softmax(logits.astype(np.float64))
-    count = logprobs.size if num_top < 0 else min(num_top, logprobs.size)
+    largest = float(logits.max())
+    total = log_total(logits, largest)
+    count = logits.size if num_top < 0 else min(num_top, logits.size)
     top = np.empty(0, np.int64)
     if count:
-        threshold = np.partition(logprobs, -count)[-count]
-        candidates = np.flatnonzero(logprobs >= threshold)
-        top = candidates[np.argsort(-logprobs[candidates], kind="stable")][:count]
-    rank = 1 + int(np.count_nonzero(logprobs > logprobs[token_id]))
+        candidates = np.flatnonzero(logits >= np.partition(logits, -count)[-count])
+        top = candidates[np.argsort(-logits[candidates], kind="stable")][:count]
+    rank = 1 + int(np.count_nonzero(logits > logits[token_id]))
     ids = [token_id, *(i for i in top.tolist() if i != token_id)]
-    return ids, logprobs[ids].tolist(), rank
+    logprobs = logits[ids].astype(np.float64) - largest - total
+    return ids, logprobs.tolist(), rank

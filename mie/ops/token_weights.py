@@ -17,6 +17,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.base.arithmetic import LOG2_E, log
 from mie.ops.arrays import Floats
 
 MAX_SCALE = 2.0**60
@@ -56,7 +57,7 @@ def num_weight_bits(vocab_size: int) -> int:
 
 def scale_of(temperature: float) -> float:
     """Return the factor between differences of logits and z, before it is rounded to a dtype."""
-    return min(max(math.log2(math.e) / temperature, 1 / MAX_SCALE), MAX_SCALE)
+    return min(max(LOG2_E / temperature, 1 / MAX_SCALE), MAX_SCALE)
 
 
 def lowest_kept_z(min_p: float) -> float:
@@ -64,7 +65,7 @@ def lowest_kept_z(min_p: float) -> float:
 
     The largest logit's z is 0. A z that a chip may flush to zero counts as zero.
     """
-    return min(math.log2(min_p), -1 / MAX_SCALE) if min_p > 0.0 else -math.inf
+    return min(log(min_p) * LOG2_E, -1 / MAX_SCALE) if min_p > 0.0 else -math.inf
 
 
 def exponents(x: Floats, largest: Floats, scale: Floats) -> Floats:

@@ -4,6 +4,7 @@ Numba turns a kernel into LLVM's intermediate code. LLVM turns that into an obje
 It may be another CPU than this machine's. An object file loads without Numba, in a millisecond.
 """
 
+import os
 from typing import Any, NamedTuple
 
 NUM_ARGUMENTS = {"run": 7, "work": 3, "multiply": 12}
@@ -49,11 +50,16 @@ def binding() -> Any:
 
 
 def host_cpu() -> Cpu:
-    """Return this machine's CPU."""
+    """Return this machine's CPU, or an older one that ``MIE_CPU`` names, such as "haswell".
+
+    LLVM derives the features of a named CPU, and kernels need only those in `NEEDED_FEATURES`.
+    """
     llvm = binding()
-    return Cpu(
-        llvm.get_default_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
-    )
+    triple = llvm.get_default_triple()
+    if name := os.environ.get("MIE_CPU"):
+        needed = NEEDED_FEATURES.get(triple.partition("-")[0], ())
+        return Cpu(triple, name, ",".join(f"+{each}" for each in needed))
+    return Cpu(triple, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
 
 
 def kernel_named(name: str, cpu: Cpu) -> Any:
@@ -63,6 +69,7 @@ def kernel_named(name: str, cpu: Cpu) -> Any:
         elementwise,
         experts,
         linear,
+        logits,
         products,
         recurrent,
         team,
@@ -72,7 +79,7 @@ def kernel_named(name: str, cpu: Cpu) -> Any:
     base, _, dtype = name.rstrip("]").partition("[")
     if base == "multiply":
         return products.multiply(FORMATS[dtype], products.tiles_of(FORMATS[dtype], cpu.vector_bits))
-    modules = (elementwise, linear, attention, experts, recurrent, team)
+    modules = (elementwise, linear, attention, experts, recurrent, logits, team)
     found = next(vars(module)[base] for module in modules if base in vars(module))
     return found(FORMATS[dtype]) if dtype else found
 

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.base.arithmetic import log
 from mie.base.resources import available_bytes, available_cpus
 from mie.ops import sampling
 from mie.ops.activation import Activation
@@ -26,6 +28,7 @@ from mie.ops_jit.memory import (
     HugePages,
     JitCache,
     JitMatrix,
+    address,
     move_blocks,
     padded,
     padded_rows,
@@ -36,6 +39,7 @@ from mie.ops_jit.program import Value
 from mie.ops_jit.recorder import SCRATCH_BYTES, Forward, Recorder, operator
 from mie.ops_jit.recurrent import JitRecurrent
 from mie.ops_jit.step import attention_scratch, largest_step_bytes
+from mie.ops_jit.team import function_at
 
 
 class JitBackend(Backend):
@@ -94,14 +98,14 @@ class JitBackend(Backend):
         """Return the facts that select how numbers are rounded.
 
         The CPU is no such fact: each operation of a kernel is rounded once by IEEE 754, and the
-        order is the same for all tiles and registers. NumPy computes the rotations.
+        order is the same for all tiles and registers. Nor is NumPy, because rotations consist of
+        such operations too.
         """
         return {
             "backend": self.name,
             "dtype": "float32",
             "kv_cache_dtype": self.kv_dtype.name,
             "weight_dtype": self._stored_dtype.name,
-            "numpy": np.__version__,
             "batch_invariant": True,
         }
 
@@ -312,7 +316,21 @@ class JitBackend(Backend):
     def top_logprobs(
         self, logits: Floats, row: int, token_id: int, num_top: int
     ) -> tuple[list[int], list[float], int]:
-        return sampling.top_logprobs(logits[row], token_id, num_top)
+        return sampling.top_logprobs(logits[row], token_id, num_top, self._log_total)
+
+    def _log_total(self, logits: Floats, largest: float) -> float:
+        """Compute `sampling.log_total`, with the same bits on every CPU."""
+        if not math.isfinite(largest):
+            return math.nan
+        logits, top = np.ascontiguousarray(logits, np.float32), np.array([largest], np.float32)
+        sums, nothing = np.zeros(LANES), np.zeros(1, np.int64)
+        arguments = np.array([address(logits), logits.size, address(top)], np.int64)
+        self._sum_exponentials(address(nothing), None, address(arguments), 0, 0, address(sums))
+        return log(math.fsum(sums.tolist()))
+
+    @cached_property
+    def _sum_exponentials(self) -> Callable[..., int]:
+        return function_at(self.recorder.kernels["sum_exponentials"], 4)
 
     def run_step(self, forward: Forward, batch: StepBatch) -> Floats:
         return self.recorder.run_step(forward, batch)

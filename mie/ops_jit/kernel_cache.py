@@ -24,6 +24,7 @@ def kernel_names(weight_dtypes: Iterable[str], cache_dtypes: Iterable[str]) -> S
     weights, caches = sorted({*weight_dtypes}), sorted({*cache_dtypes})
     return (
         *("run", "work", "rms_norm", "gate_mul", "soft_cap", "take_rows", "merge"),
+        "sum_exponentials",
         *("route", "route_by_sigmoid", "sort_pairs", "take_pairs", "add_pairs"),
         *(f"{base}[{dtype}]" for dtype in weights for base in ("embed", "linear", "gate_up")),
         *(f"{base}[{dtype}]" for dtype in caches for base in ("rope_write", "attend")),

@@ -4,7 +4,9 @@ The plain functions run in float64 on the numbers that the backend was given. It
 bounded by theory where sums are products, and by a few roundings elsewhere.
 """
 
+import hashlib
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -458,6 +460,38 @@ def test_scores_beyond_the_range_of_exponentials():
                 continue
             slot = batch.block_tables[row, best // block_size], best % block_size
             np.testing.assert_allclose(got[token, 0], content[0, 1, slot[0], slot[1], 0], rtol=1e-6)
+
+
+# Logits.
+
+
+def fixed_logits(size: int) -> NDArray[np.float32]:
+    """Return logits with 16 bits, from -32 to 32, that no library computes."""
+    return ((np.arange(size) * 7919 % 32_771 - 16_385) / 512).astype(np.float32)
+
+
+@pytest.mark.parametrize("size", [1, 2, 15, 16, 17, 64, 300, 5000])
+def test_log_probabilities_are_those_of_exact_sums(size: int):
+    logits = fixed_logits(size)
+    if size > 2:
+        logits[1] = -np.inf
+    largest = float(logits.max())
+    total = math.log(math.fsum(math.exp(each - largest) for each in logits.tolist()))
+    ids, logprobs, _ = jit_backend().top_logprobs(logits[None], 0, size // 2, -1)
+    wanted = [float(logits[i]) - largest - total for i in ids]
+    np.testing.assert_allclose(logprobs, wanted, rtol=1e-15, atol=1e-15)
+
+
+def test_log_probabilities_of_a_nan_are_nans():
+    logits = np.array([[0.0, np.nan, 1.0], [0.0, np.inf, 1.0]], np.float32)
+    for row in range(2):
+        assert np.isnan(jit_backend().top_logprobs(logits, row, 0, 0)[1]).all()
+
+
+def test_log_probabilities_have_the_same_bits_on_every_cpu():
+    found = [jit_backend().top_logprobs(fixed_logits(n)[None], 0, 0, 0)[1] for n in range(1, 999)]
+    bits = np.array(found, np.float64).tobytes()
+    assert hashlib.sha256(bits).hexdigest()[:16] == "01d3c41be7a2bb17"
 
 
 # Blocks.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mie.base.arithmetic import exp
 from mie.model.config import Names
 from mie.model.layers.config import RecurrentConfig
 from mie.model.mixers import Caches, Mixer
@@ -56,7 +57,7 @@ def load_recurrence(
         for name in recurrent.vectors
     }
     if "A_log" in vectors:
-        vectors["A_log"] = np.exp(vectors["A_log"])
+        vectors["A_log"] = np.array([exp(rate) for rate in vectors["A_log"].tolist()])
     vectors = {name: load(vector) for name, vector in vectors.items()}
     matrices = {
         part: loader.selected(

@@ -1,8 +1,10 @@
 """Compare frequencies and tables of RoPE with the sources of the formulas and with transformers."""
 
 import cmath
+import hashlib
 import json
 import math
+from decimal import Context, Decimal
 from fractions import Fraction
 from pathlib import Path
 
@@ -98,8 +100,9 @@ def test_the_table_has_the_cosine_and_sine_of_every_position(num_positions: int,
     assert table.shape == (num_positions, 2, 4)
     assert table.dtype == dtype
     angles = np.arange(num_positions)[:, None] * inv_freq
-    np.testing.assert_array_equal(table[:, 0], np.cos(angles).astype(dtype))
-    np.testing.assert_array_equal(table[:, 1], np.sin(angles).astype(dtype))
+    error = 2.5e-16 if dtype == "float64" else 0
+    np.testing.assert_allclose(table[:, 0], np.cos(angles).astype(dtype), rtol=0, atol=error)
+    np.testing.assert_allclose(table[:, 1], np.sin(angles).astype(dtype), rtol=0, atol=error)
 
 
 def test_far_positions_are_exact():
@@ -112,3 +115,25 @@ def test_far_positions_are_exact():
             wanted = cmath.rect(1.0, angle)
             assert abs(complex(*tables["float64"][position, :, j]) - wanted) < 1e-10
             assert abs(complex(*tables["float32"][position, :, j]) - wanted) < 1e-7
+
+
+@pytest.mark.parametrize(("theta", "head_dim"), [(1e4, 64), (1e4, 96), (5e5, 128), (1e6, 256)])
+def test_plain_frequencies_are_the_nearest_floats(theta: float, head_dim: int):
+    exact = Context(prec=50)
+    rope = RopeConfig(rope_type="default", theta=theta)
+    inv_freq, _ = rope_inv_freq(rope, head_dim, 99)
+    for j, got in enumerate(inv_freq.tolist()):
+        exponent = exact.divide(Decimal(-2 * j), Decimal(head_dim))
+        assert got == float(exact.exp(exact.multiply(exponent, exact.ln(Decimal(theta)))))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "digest"), [("float32", "caf7b6361bdbfdf7"), ("float64", "190bd884bab34873")]
+)
+def test_every_machine_gives_the_same_table(dtype: str, digest: str):
+    """NumPy's cosines differ by the CPU in float64, and its powers move the frequencies."""
+    found = hashlib.sha256()
+    for rope in (RopeConfig(rope_type="default", theta=1e4), LLAMA3, YARN):
+        inv_freq, scaling = rope_inv_freq(rope, 64, 4096)
+        found.update(rope_table(inv_freq, scaling, 4096, dtype).tobytes())
+    assert found.hexdigest()[:16] == digest
