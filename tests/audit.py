@@ -228,8 +228,6 @@ def _check_windows(manager: KVCacheManager, windows: Windows, tables: Sequence[B
         assert own.num_reserved >= len(own.entries), "more entries than reserved"
     reserved = sum(own.num_reserved for own in windows.tables.values()) * window.num_groups
     assert manager.pool.num_reserved == reserved - len(held), "the reservations are miscounted"
-    num_entries = sum(len(own.entries) for own in windows.tables.values())
-    assert manager.num_in_parts == num_entries * window.num_groups
     assert manager.num_available >= 0, "more blocks are reserved than there are"
     assert {*entries} <= {*_blocks(manager.prefix)}, "an evicted node has an entry"
     assert windows._node_of == {entry[0]: node for node, entry in entries.items()}

@@ -63,8 +63,6 @@ class KVCacheManager:
         # Sums over all open tables. A last block that several tables share counts for each of them.
         # The third number is how many of its empty slots are counted too often.
         self._num_entries = self._num_stored = self._num_counted_twice = 0
-        self.num_in_parts = 0
-        """Number of blocks that parts hold for open tables. A shared one counts for each table."""
         self.block_parts: list[BlockPart] = []
         """The parts that take blocks of the pool."""
         for part in self.parts:
@@ -96,7 +94,8 @@ class KVCacheManager:
         """The number of blocks saved by sharing: table entries minus distinct blocks in tables."""
         pinned = [block_id for block_id, node in self.prefix.pinned if node is not None]
         alone = {b for b in pinned if self.pool.refcount(b) == 1 + pinned.count(b)}
-        return self._num_entries + self.num_in_parts - (self.num_used - len(alone))
+        num_entries = self._num_entries + sum([part.num_held for part in self.block_parts])
+        return num_entries - (self.num_used - len(alone))
 
     @property
     def num_slots_empty(self) -> int:

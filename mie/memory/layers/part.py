@@ -72,6 +72,10 @@ class BlockPart(Part, Protocol):
     """A part that takes blocks of the manager's pool, and is one of its ``block_parts``."""
 
     @property
+    def num_held(self) -> int:
+        """The number of blocks of all open tables. A shared one counts for each table."""
+
+    @property
     def num_per_fork(self) -> int:
         """The most blocks that a fork takes before it reserves more."""
 

@@ -65,6 +65,12 @@ class Windows:
         self._unheld: OrderedDict[Node, int] = OrderedDict()
         self._moves = Moves()
 
+    @property
+    def num_held(self) -> int:
+        """The number of blocks of all open tables. A shared one counts for each table."""
+        num_entries = sum([len(own.entries) for own in self.tables.values()])
+        return num_entries * self.window.num_groups
+
     # Opening.
 
     def usable(self, path: list[Node], host: HostTable | None) -> list[Node]:
@@ -116,9 +122,7 @@ class Windows:
         self.tables[table] = shared
         table.parts.append(shared)
         self._pool.incref(*shared.block_ids)
-        num_shared = len(shared.entries) * self.window.num_groups
-        self._manager.num_in_parts += num_shared
-        self._manager.stats.num_shared_blocks += num_shared
+        self._manager.stats.num_shared_blocks += len(shared.entries) * self.window.num_groups
         self._moves.updates.extend(
             (table.row, index, entry) for index, entry in enumerate(own.entries, own.num_passed)
         )
@@ -161,7 +165,6 @@ class Windows:
         for entry in empty:
             self._let_go(entry)
         del own.entries[len(own.entries) - len(empty) :]
-        self._manager.num_in_parts -= len(empty) * self.window.num_groups
 
     def commit(self, table: BlockTable) -> None:
         """Publish entries with their blocks, pass those out of reach, and take the next ones."""
@@ -198,7 +201,6 @@ class Windows:
         for entry in passed:
             self._let_go(entry)
         del own.entries[:count]
-        self._manager.num_in_parts -= count * self.window.num_groups
         self._pool.evict(self._pool.num_cached - self._manager.max_cached)
 
     def _publish(self, table: BlockTable, index: int, node: Node) -> None:
@@ -222,7 +224,6 @@ class Windows:
         own = self.tables.pop(table)
         for entry in reversed(own.entries):
             self._let_go(entry)
-        self._manager.num_in_parts -= len(own.entries) * self.window.num_groups
         self._reserve(own, 0)
 
     def stored(self, table: BlockTable) -> list[int]:
@@ -278,7 +279,6 @@ class Windows:
         """Set the entries from ``index`` on to blocks that the table now holds."""
         own = self.tables[table]
         for at, entry in enumerate(entries, index - own.num_passed):
-            self._manager.num_in_parts += (at == len(own.entries)) * self.window.num_groups
             own.entries[at : at + 1] = [entry]
             self._moves.updates.append((table.row, own.num_passed + at, entry))
             self._manager.emit((kind, table.owner, own.num_passed + at, entry))
