@@ -61,7 +61,7 @@ mutation:
 	  cosmic-ray baseline scripts/cosmic_ray.toml && cosmic-ray exec scripts/cosmic_ray.toml run.sqlite && \
 	  cr-report --surviving-only --show-diff run.sqlite
 
-# Public suites, and published figures beside mie's, in docs/scoreboard.md: make scoreboard OPTIONS="--data DIR"
+# Public suites, and published figures beside mie's, in docs/scoreboard.md: make scoreboard OPTIONS=--get
 scoreboard: $(VENV)/.installed-test
 	$(BIN)/python -m scripts.scoreboard $(OPTIONS)
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any, TypeAlias
 
 from mie.errors import RequestError, shown
@@ -16,6 +17,8 @@ MOST_MESSAGES = 2**16
 _OF_PEOPLE = ("system", "developer", "user", "assistant")  # other roles are tools, with any content
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Keys of an assistant's reasoning, in the order in which they are looked up."""
+_SEARCHED_CALLS = 16
+_MARKS = ("{'type': 'text', 'text': ", '{"type": "text", "text": ')  # beginnings of written parts
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
@@ -150,28 +153,39 @@ def forms(messages: Sequence[Any], *, joins_parts: bool) -> Iterator[Sequence[An
     Arguments of calls are objects or JSON text. A content of None may be empty, and with
     ``joins_parts`` a content in parts may be text.
     """
-    plain = without_null(messages)
-    if joins_parts:
-        plain = [{**each, "content": _joined(each.get("content"))} for each in plain]
     tried: list[Sequence[Any]] = []
-    for given in (messages, plain):
-        for form in (given, _with_arguments_as_text(given)):
+    for is_plain in (False, True):
+        given = _plain(messages, joins_parts) if is_plain else messages
+        for convert in (list, _with_arguments_as_text):
+            form = convert(given)
             if form not in tried:
                 tried.append(form)
                 yield form
 
 
-def has_python_notation(text: str, messages: Sequence[Any]) -> bool:
-    """Return whether a prompt has arguments of calls, or a part of a content, as Python's dicts.
+def _plain(messages: Sequence[Any], joins_parts: bool) -> list[dict[str, Any]]:
+    plain = without_null(messages)
+    if joins_parts:
+        plain = [{**each, "content": _joined(each.get("content"))} for each in plain]
+    return plain
 
-    A part in JSON counts too.
+
+def has_python_notation(text: str, messages: Sequence[Any]) -> bool:
+    """Return whether a prompt has arguments of a call, or a part of a content, as Python's dict.
+
+    A part in JSON counts too. The first calls stand for all, so that the time is linear.
     """
-    calls = [call for each in messages for call in each.get("tool_calls") or ()]
-    arguments = [call["function"]["arguments"] for call in calls]
-    lists = [each["content"] for each in messages if _is_parts(each.get("content"))]
-    parts = [part for each in lists for part in each]
-    values = [str(each) for each in (*arguments, *parts) if isinstance(each, dict) and each]
-    return any(each in text for each in (*values, *map(_as_json, parts)))
+    calls = (call for each in messages for call in each.get("tool_calls") or ())
+    arguments = (call["function"]["arguments"] for call in calls)
+    objects = (each for each in arguments if isinstance(each, dict) and each)
+    if any(str(each) in text for each in islice(objects, _SEARCHED_CALLS)):
+        return True
+    contents = [each.get("content") for each in messages]
+    parts = [part["text"] for content in contents if _is_parts(content) for part in content]
+    own = [*parts, *(content for content in contents if isinstance(content, str))]
+    return bool(parts) and any(
+        mark in text and not any(mark in each for each in own) for mark in _MARKS
+    )
 
 
 def _joined(content: Any) -> Any:

@@ -41,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     old, new = read_results(ROOT / "docs"), Results()
     for name in () if options.page else options.only or suites:
+        if options.get:
+            runner.get_inputs(suites[name])
         new[name] = {**facts, "rows": [vars(row) for row in runner.rows(name, suites[name])]}
         write_results(output, new, suites, inputs_table(inputs))
     write_results(output, new, suites, inputs_table(inputs))
@@ -64,6 +66,10 @@ def _parser(names: list[str]) -> argparse.ArgumentParser:
     parser.add_argument(
         "--page", action="store_true", help="write the page again from its rows, and run nothing"
     )
+    parser.add_argument(
+        "--get", action="store_true",
+        help="first put missing inputs that GitHub or a package index has into the folder of data",
+    )  # fmt: skip
     parser.add_argument(
         "--again", action="store_true", help="compute rows again that an earlier run kept"
     )

