@@ -16,6 +16,15 @@ def table(file: str, name: str) -> list[Any]:
     return rows
 
 
+def yaml_table(file: str) -> Any:
+    """Return a YAML file of `tests/serve/data`, read by libyaml where PyYAML has it."""
+    import yaml  # not installed where only the quick tests of a Python run
+
+    path = DATA.parent / "serve/data" / f"{file}.yaml"
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load(path.read_text(encoding="utf-8"), loader)
+
+
 def quick_third(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
     """Return the cases of a test, of which `make test` runs every third."""
     return [

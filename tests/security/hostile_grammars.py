@@ -24,6 +24,7 @@ NUM_TOKENS = 24
 Description = dict[str, Any]
 
 
+@functools.cache
 def words(count: int, length: int = 6) -> list[str]:
     """Return random words, always the same ones."""
     rng = random.Random(count)

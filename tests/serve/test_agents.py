@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from scripted_answers import answering
+from tables import yaml_table
 
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
 
-CALLS = yaml.safe_load((Path(__file__).parent / "data/agents.yaml").read_text(encoding="utf-8"))
+CALLS = yaml_table("agents")
 ENDS = ("message_stop", "response.completed", "response.incomplete", "[DONE]", '"done": true')
 """The last event or line of a stream, one for each dialect."""
 

@@ -4,13 +4,12 @@ import asyncio
 import gzip
 import logging
 import re
-from pathlib import Path
 
 import httpx2
 import pytest
-import yaml
 from edge_helpers import answer_of, asks, client_of
 from starlette.routing import Route
+from tables import yaml_table
 
 from mie.errors import ConfigError
 from mie.serve.auth import MAX_CLIENTS, NUM_FREE, SECONDS, WrongKeys
@@ -21,7 +20,7 @@ KEYS = Keys.of(["sk-one"])
 JSON = {"content-type": "application/json"}
 EVIL = {"origin": "https://evil.example"}
 BODY = b'{"prompt": "Once", "max_tokens": 1}'
-TABLES = yaml.safe_load((Path(__file__).parent / "data/cross_site.yaml").read_text())
+TABLES = yaml_table("cross_site")
 
 
 def config_of(options):

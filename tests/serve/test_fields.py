@@ -3,11 +3,10 @@
 import json
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import yaml
 from live_server import live
+from tables import yaml_table
 
 from mie.serve import body as bodies
 from mie.serve.body import parse
@@ -159,7 +158,7 @@ def test_fields_of_the_other_route_are_refused(server):
 
 
 MESSAGE = {"role": "user", "content": "hi"}
-NESTED = yaml.safe_load((Path(__file__).parent / "data/nested.yaml").read_text())
+NESTED = yaml_table("nested")
 FREE = ("schema", "parameters", "input_schema", "input", "any", "metadata", "arguments")
 """Objects whose keys are the client's own."""
 

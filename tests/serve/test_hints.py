@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from edge_helpers import answer_of
 from live_server import live
+from tables import yaml_table
 
 from mie import AsyncLLM
 from mie.serve.config import ServeConfig
@@ -142,7 +142,7 @@ def test_every_value_of_every_field_is_neutral_or_named_or_refused(
             assert message.startswith(f"{'.'.join([*place, name])} is not supported: "), message
 
 
-HINTS = yaml.safe_load((Path(__file__).parent / "data/hints.yaml").read_text())
+HINTS = yaml_table("hints")
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

@@ -4,6 +4,7 @@ The fields come from the published schemas, so that a new field is tested too.
 """
 
 import asyncio
+import functools
 import itertools
 import json
 from collections.abc import Iterator
@@ -87,7 +88,10 @@ def fields_of(operations) -> dict[str, dict[Place, dict[str, Any]]]:
     return found
 
 
-FIELDS = fields_of(OPERATIONS)
+@functools.cache
+def fields() -> dict[str, dict[Place, dict[str, Any]]]:
+    """Return the fields of all routes of one model."""
+    return fields_of(OPERATIONS)
 
 
 def with_number(body: dict[str, Any], place: Place, number: str) -> bytes:
@@ -142,8 +146,8 @@ async def _never():
 @pytest.mark.parametrize("operations", [OPERATIONS, OWN_OPERATIONS], ids=["one", "many"])
 def test_every_number_of_every_body_has_a_lowest_and_a_highest_value(operations):
     numbers = 0
-    for path, fields in fields_of(operations).items():
-        for place, schema in fields.items():
+    for path, found in fields_of(operations).items():
+        for place, schema in found.items():
             if not schema:
                 continue
             numbers += 1
@@ -156,7 +160,7 @@ def test_every_number_of_every_body_has_a_lowest_and_a_highest_value(operations)
 
 
 def test_every_route_with_numbers_is_tried():
-    assert {path for path, fields in FIELDS.items() if fields} <= BODIES.keys()
+    assert {path for path, found in fields().items() if found} <= BODIES.keys()
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +185,7 @@ def test_any_number_in_any_field_is_answered_or_refused_and_hurts_nobody(engine,
     async def ask() -> None:
         app = create_app(engine)
         async with app.router.lifespan_context(app):
-            for index, (place, schema) in enumerate(FIELDS[path].items()):
+            for index, (place, schema) in enumerate(fields()[path].items()):
                 for number in numbers_for(index, schema, is_thorough):
                     body = {**BODIES[path], **SHORT.get(path, {})}
                     status, answer = await post(app, path, with_number(body, place, number))

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from tables import yaml_table
 
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
 
-CALLS = yaml.safe_load(
-    Path(__file__).with_name("data").joinpath("open_webui.yaml").read_text(encoding="utf-8")
-)
+CALLS = yaml_table("open_webui")
 HEADERS = {
     "content-type": "application/json",  # also without a body
     "authorization": "Bearer sk-unused",

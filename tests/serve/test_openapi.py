@@ -1,13 +1,12 @@
 """The description at ``/openapi.json`` fits the server."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import jsonschema_rs
 import pytest
-import yaml
+from tables import yaml_table
 
 from mie.serve.routes import NOT_SUPPORTED, OPERATIONS, routes
 
@@ -56,7 +55,7 @@ def body_schema(document: Any, path: str) -> Any:
     return jsonschema_rs.validator_for(resolved(content["schema"], document))
 
 
-TABLES = yaml.safe_load((Path(__file__).parent / "data/openapi.yaml").read_text())
+TABLES = yaml_table("openapi")
 
 
 @pytest.mark.parametrize(("path", "body"), TABLES["served"])

@@ -4,15 +4,13 @@ Many are from the tests of vLLM's and llama.cpp's servers, retold in our own wor
 """
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from tables import yaml_table
 
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
 
-DATA = Path(__file__).parent / "data"
 MESSAGES = [{"role": "user", "content": "Tell me a story about an otter."}]
 PROMPT = "Once upon a time there was an otter"
 ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -29,10 +27,10 @@ ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def rows(file: str) -> list[Any]:
     """Return the rows of a table with the route of each."""
-    table = yaml.safe_load((DATA / file).read_text())
+    table = yaml_table(file)
     table.pop("shared", None)
     return [
-        pytest.param(name, *row, *[""] * (3 - len(row) if file == "refused.yaml" else 0))
+        pytest.param(name, *row, *[""] * (3 - len(row) if file == "refused" else 0))
         for names, rows in table.items()
         for name in names.split(", ")
         for row in rows
@@ -51,7 +49,7 @@ def at(answer: Any, place: str) -> Any:
     return at(found, rest) if rest else found
 
 
-@pytest.mark.parametrize(("name", "change", "expected"), rows("answered.yaml"))
+@pytest.mark.parametrize(("name", "change", "expected"), rows("answered"))
 def test_a_request_is_answered(server, name, change, expected):
     path, body = ROUTES[name]
     answer = server.ask(path, **{**body, **change})
@@ -68,7 +66,7 @@ def spelled(value: Any) -> Any:
     return "x" * int(found[1]) if found else value
 
 
-@pytest.mark.parametrize(("name", "change", "param", "words"), rows("refused.yaml"))
+@pytest.mark.parametrize(("name", "change", "param", "words"), rows("refused"))
 def test_a_request_that_cannot_be_served_is_a_400_that_names_the_reason(
     server, name, change, param, words
 ):

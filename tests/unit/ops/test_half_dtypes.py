@@ -39,8 +39,14 @@ def tokens(llm: LLM) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-@pytest.mark.parametrize("backend", CPUS)
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(
+    ("dtype", "backend"),
+    [
+        *((dtype, "numpy") for dtype in HALVES),
+        pytest.param("bfloat16", "jit", marks=needs_numba),
+        pytest.param("float16", "jit", marks=[needs_numba, pytest.mark.slow]),
+    ],
+)
 @pytest.mark.parametrize("name", ["llama", "qwen3_tied"])
 def test_a_checkpoint_of_floats_is_rounded(name, dtype, backend, tiny, tmp_path):
     model = tiny[name]
@@ -57,8 +63,11 @@ def test_a_checkpoint_of_floats_is_rounded(name, dtype, backend, tiny, tmp_path)
     assert logprobs(one) != logprobs(load(rounded, "float32", backend=backend)), "the cache too"
 
 
-@pytest.mark.parametrize("backend", CPUS)
-def test_sizes_halve_and_one_log_line_says_so(backend, tiny, caplog):
+@pytest.mark.parametrize(
+    ("backend", "dtype", "name"),
+    [("numpy", "half", "float16"), pytest.param("jit", "bfloat16", "bfloat16", marks=needs_numba)],
+)
+def test_sizes_halve_and_one_log_line_says_so(backend, dtype, name, tiny, caplog):
     def sizes(dtype: str) -> dict[str, float]:
         llm = load(tiny["llama"].directory, dtype, backend=backend)
         found = {"mie:weights_bytes", "mie:kv_bytes"}
@@ -67,8 +76,8 @@ def test_sizes_halve_and_one_log_line_says_so(backend, tiny, caplog):
     with caplog.at_level(logging.INFO, "mie"):
         whole = sizes("float32")
         assert "computes in float32" not in caplog.text
-        half = sizes("half")
-        assert caplog.text.count("kept in float16 and the KV cache in float16; a CPU") == 1
+        half = sizes(dtype)
+        assert caplog.text.count(f"kept in {name} and the KV cache in {name}; a CPU") == 1
     assert half["mie:kv_bytes"] == whole["mie:kv_bytes"] / 2
     assert 0.5 <= half["mie:weights_bytes"] / whole["mie:weights_bytes"] < 0.55
 
