@@ -121,6 +121,11 @@ def caches_of(engine: Engine) -> list[Any]:
     return [cache for cache in (runner._kv_cache, runner._host_cache) if cache is not None]
 
 
+def tier_of(engine: Engine) -> Any:
+    """Return the tier of an engine with a prefix cache on a disk."""
+    return engine.before_step[0].__self__
+
+
 def states_of(engine: Engine) -> Any:
     """Return the recurrent states, or None for a model without them."""
     return runner_of(engine)._states

@@ -59,6 +59,20 @@ def open_cache(name: str, environment: Mapping[str, str] = os.environ) -> Path:
     return path
 
 
+def private_folder(path: Path) -> Path:
+    """Make a folder for private data if needed, and return it.
+
+    Raises:
+        CacheError: it cannot be made, or other users may have written to it.
+    """
+    try:
+        _make(path)
+        _check(path)
+    except OSError as error:
+        raise CacheError(f"the cache {path} cannot be used: {error.strerror}") from None
+    return path
+
+
 def is_private_file(path: Path) -> bool:
     """Return whether ``path`` is a regular file that only this user can have written."""
     try:
@@ -123,7 +137,8 @@ def _check(folder: Path) -> None:
     if about.st_uid != owner or os.lstat(folder).st_uid != owner:
         raise CacheError(
             f"the cache {folder} is not used: it belongs to user {about.st_uid}, not to user "
-            f"{owner}, who runs this program (set XDG_CACHE_HOME to a folder of your own)"
+            f"{owner}, who runs this program (choose a folder of your own, with XDG_CACHE_HOME "
+            "for the caches of compiled kernels)"
         )
     if about.st_mode & _WRITABLE_BY_OTHERS:
         raise CacheError(

@@ -193,6 +193,11 @@ class Checkpoint:
             for one, two in zip(*map(_arrays, pair), strict=True)
         )
 
+    @property
+    def paths(self) -> list[Path]:
+        """The files with the tensors."""
+        return sorted({entry.path for entry in self._entries.values()})
+
     def release(self, name: str) -> None:
         """Drop the pages of the tensor ``name`` from this process's memory.
 

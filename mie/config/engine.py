@@ -147,6 +147,8 @@ class EngineSettings:
     enable_prefix_caching: bool = True
     partial_block_sharing: bool = True
     max_cached_blocks: int | None = None
+    prefix_cache_dir: str | None = None
+    prefix_cache_disk: int = 20 << 30
     state_memory: int | None = None
     state_snapshot_distance: int = 16
     scheduling_policy: str = "fcfs"

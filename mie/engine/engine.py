@@ -115,6 +115,8 @@ class Engine:
         self.stats = EngineStats(scheduler.manager.stats)
         self.observers: list[Callable[[StepStats], None]] = []
         """Functions that get the numbers of each step."""
+        self.before_step: list[Callable[[], None]] = []
+        """Functions that may give blocks on the host to waiting sequences, before each step."""
         self.vocab_size = vocab_size
         """Number of token ids that the model knows."""
         self.backend = backend
@@ -158,6 +160,8 @@ class Engine:
 
     def _step(self, failed: Items[str]) -> StepOutput:
         self._begin("changing")
+        for prepare in self.before_step:
+            prepare()
         plan = self.scheduler.schedule(may_admit=not self._is_launched)
         self._begin("computing")
         result = self.runner.run(plan)

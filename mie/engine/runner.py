@@ -65,7 +65,7 @@ class ModelRunner:
         self._kv_cache, self._host_cache = kv_cache, host_cache
         self._states = states
         self._slots: Ints = np.zeros(max_num_seqs, np.int64)  # the slot of each row's states
-        self._host_states: dict[int, bytes] = {}
+        self.host_states: dict[int, bytes] = {}  # by slot on the host
         self._forward = partial(decoder.forward, kv_cache=kv_cache, states=states)
         self._constraints = constraints
         self._max_forced_run = max_forced_run
@@ -199,11 +199,11 @@ class ModelRunner:
         for row, _, slots in moves.updates:
             self._slots[row] = slots[0]
         for slot, host_slot in moves.exports:
-            self._host_states[host_slot] = recurrent.export_state(self._states, slot)
+            self.host_states[host_slot] = recurrent.export_state(self._states, slot)
         if moves.copies:
             recurrent.copy_states(self._states, *zip(*moves.copies, strict=True))
         for host_slot, slot in moves.imports:
-            data = self._host_states.pop(host_slot)
+            data = self.host_states.pop(host_slot)
             recurrent.import_state(self._states, slot, data)
 
     def pack(self, plan: StepPlan) -> StepBatch:

@@ -6,6 +6,7 @@ This is the only place that wires the parts together.
 import logging
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +19,8 @@ from mie.base.logs import PreemptionWarnings
 from mie.checkpoint.weights import check_tied_head
 from mie.config.engine import EngineConfig
 from mie.config.speculation import speculation_of
+from mie.disk.mover import Mover
+from mie.disk.tier import DiskTier
 from mie.engine.constraints.constraint import Constraints
 from mie.engine.engine import Engine, Runner
 from mie.engine.overlap import OverlappingRunner
@@ -26,6 +29,7 @@ from mie.engine.watch.metrics import EngineMetrics
 from mie.engine.watch.snapshot import scheduler_snapshot
 from mie.events import EventLog
 from mie.load.backends import ChosenBackend, choose_backend
+from mie.load.disk import NewStore, both, disk_tier
 from mie.load.fit import fitting_plan
 from mie.load.opened import OpenedModel, open_model
 from mie.load.settings import LoadSettings
@@ -60,13 +64,14 @@ def load_engine(
     trace: TextIO | None = None,
     drafter: Drafter | None = None,
     use_tqdm: bool = True,
+    new_store: NewStore | None = None,
 ) -> Engine:
     """Load an engine for token ids with the model in ``directory``.
 
     ``model`` replaces the contents of config.json. ``wrap`` can put another backend around the
     loaded one. ``constraints`` serve requests with structured outputs. ``trace`` gets the event log
-    as JSON lines. ``drafter`` replaces the drafter of the settings. ``use_tqdm`` shows a progress
-    bar on a terminal.
+    as JSON lines. ``drafter`` replaces the drafter of the settings, and ``new_store`` the folder
+    ``prefix_cache_dir``. ``use_tqdm`` shows a progress bar on a terminal.
 
     Raises:
         ConfigError: a setting is out of range for the model or the machine.
@@ -89,6 +94,7 @@ def load_engine(
         trace=trace,
         drafter=drafter,
         use_tqdm=use_tqdm,
+        new_store=new_store,
     )
     if engine.max_model_len < plan.max_model_len:
         text = (
@@ -121,12 +127,14 @@ def build_engine(
     trace: TextIO | None,
     drafter: Drafter | None,
     use_tqdm: bool,
+    new_store: NewStore | None = None,
 ) -> Engine:
     """Load the weights, allocate the caches, and wire the parts of an engine."""
     model, backend, config = opened.config, chosen.backend, plan.config
     num_cached = plan.num_blocks * config.block_size
     drafter = drafter or new_drafter(config, COSTS.get(backend.name), num_cached)
     log = EventLog(config.event_log_steps, trace, backend.numerics())
+    tier = disk_tier(opened, backend, plan, new_store)
     with plan.guarded():
         scheduler = new_scheduler(
             config,
@@ -137,6 +145,7 @@ def build_engine(
             (plan.num_states, plan.num_host_states),
             plan.window,
             drafter,
+            tier,
         )
         decoder = _load_decoder(opened, chosen, plan, use_tqdm)
         kv_cache, host_cache = _new_caches(plan, model, backend)
@@ -180,6 +189,18 @@ def build_engine(
         backend=backend.name,
     )
     engine.observers.append(PreemptionWarnings())
+    if tier is not None:
+        mover = Mover(
+            backend=backend,
+            kv_cache=kv_cache,
+            host_cache=host_cache,
+            states=states,
+            host_states=model_runner.host_states,
+        )
+        tier.connect(scheduler, mover)
+        engine.before_step.append(tier.before_step)
+        engine.observers.append(tier.after_step)
+        weakref.finalize(engine, tier.close)
     return engine
 
 
@@ -210,11 +231,13 @@ def new_scheduler(
     num_states: tuple[int, int] = (0, 0),
     window: Window | None = None,
     drafter: Drafter | None = None,
+    tier: DiskTier | None = None,
 ) -> Scheduler:
     """Return a scheduler with its memory manager, both writing to ``log``, which starts here.
 
     ``num_states`` has the slots of recurrent states on the device and on the host.
     """
+    emit = log.emit if tier is None else both(tier.emit, log.emit)
     parts: list[Part] = []
     if window is not None:
         parts.append(Windows(window))
@@ -230,7 +253,7 @@ def new_scheduler(
         partial_block_sharing=config.partial_block_sharing,
         max_cached_blocks=config.max_cached_blocks,
         num_host_blocks=num_host_blocks,
-        emit=log.emit,
+        emit=emit,
     )
     scheduler = Scheduler(config, manager, max_model_len, log.emit, drafter)
     log.start(lambda: scheduler_snapshot(scheduler))

@@ -186,6 +186,8 @@ def plan_memory(
     taken += num_blocks * block_bytes
     host_left = left - taken if memory.is_shared else available_bytes()
     num_host_blocks, num_host_states = sizes_on_host(config, block_bytes, state_bytes, host_left)
+    if config.preemption_mode != "swap":  # no more is read from a disk than the device can hold
+        num_host_blocks = min(num_host_blocks, num_blocks)
     return MemoryPlan(
         config=effective_config(config, num_states, is_asynchronous=backend.is_asynchronous),
         backend=backend.name,
@@ -341,8 +343,8 @@ def sizes_on_host(
 
     States take at most a quarter of it, but at least one fits.
     """
-    if config.preemption_mode != "swap":
-        return 0, 0
+    if config.preemption_mode != "swap" and config.prefix_cache_dir is None:
+        return 0, 0  # nothing is swapped out, and nothing is read from a disk
     size = config.swap_space
     if size is None:
         size = max(0, min(DEFAULT_SWAP_BYTES, left // 4))

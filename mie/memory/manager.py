@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from mie.base.arithmetic import ceil_div
 from mie.base.stats.memory import MemoryStats
-from mie.memory.host import HostBlocks
 from mie.memory.pool import BlockPool
 from mie.memory.prefix import Allocation, Node, PrefixCache
 from mie.memory.table import BlockTable, Emit, HostTable, Moves, Owner
+from mie.memory.tiers.host import HostBlocks
 
 if TYPE_CHECKING:
     from mie.memory.layers.part import BlockPart, Part

@@ -379,6 +379,13 @@ class CupyBackend(Backend):
     ) -> None:
         kv_cache.move_blocks(self.launcher, self._queue, source, target, src, dst)
 
+    @in_queue
+    def export_blocks(self, cache: KVCache, block_ids: Sequence[int]) -> list[bytes]:
+        return kv_cache.export_blocks(self.launcher, cache, block_ids)
+
+    def import_block(self, host_cache: HostCache, block_id: int, data: bytes) -> None:
+        host_cache.blocks[block_id] = np.frombuffer(data, np.uint8)
+
     # Tokens.
 
     def sample(self, logits: Array, rows: Sequence[RowControls]) -> list[int]:

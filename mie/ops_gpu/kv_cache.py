@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from mie.base.arithmetic import ceil_div
 from mie.ops.backend import Array, KVCacheShape
-from mie.ops_gpu.arrays import element_type, kernel_type
+from mie.ops_gpu.arrays import element_type, kernel_type, to_host
 from mie.ops_gpu.cubins import KernelName
 from mie.ops_gpu.launcher import Launcher
 from mie.ops_gpu.queue import Queue
@@ -110,6 +110,15 @@ def move_blocks(
     else:
         assert source is target, "the device has one cache"
         _copy(launcher, source, src, dst)
+
+
+def export_blocks(launcher: Launcher, cache: KVCache, block_ids: Sequence[int]) -> list[bytes]:
+    """Wait for the queued work, and return the bytes of blocks in the form of the host."""
+    return [
+        row.tobytes()
+        for part in _parts(len(block_ids), _places(cache)[-1])
+        for row in to_host(_gather(launcher, cache, block_ids[part]))
+    ]
 
 
 def _copy(launcher: Launcher, cache: KVCache, src: Sequence[int], dst: Sequence[int]) -> None:

@@ -18,6 +18,7 @@ from mie.ops.kv_cache import HALVES, QUANTIZED, SCALE_BYTES
 from mie.ops.linear import check_kept
 from mie.ops.rope import FloatOrFloats, rope_table
 from mie.ops.sampling import RowControls
+from mie.ops.weights.block_bytes import set_bytes, to_bytes
 from mie.ops.weights.quantised import Form, Part, QuantisedRows, Rows, dequantise
 from mie.ops_jit import layout
 from mie.ops_jit.environment import version_of
@@ -32,6 +33,7 @@ from mie.ops_jit.memory import (
     move_blocks,
     padded,
     padded_rows,
+    planes_of,
     segments_of,
 )
 from mie.ops_jit.products import activate, multiply, multiply_gated
@@ -309,6 +311,12 @@ class JitBackend(Backend):
         self, source: JitCache, target: JitCache, src: Sequence[int], dst: Sequence[int]
     ) -> None:
         move_blocks(source, target, src, dst)
+
+    def export_blocks(self, cache: JitCache, block_ids: Sequence[int]) -> list[bytes]:
+        return [to_bytes(planes_of(cache, block_id)) for block_id in block_ids]
+
+    def import_block(self, host_cache: JitCache, block_id: int, data: bytes) -> None:
+        set_bytes(planes_of(host_cache, block_id), data)
 
     def sample(self, logits: Floats, rows: Sequence[RowControls]) -> list[int]:
         return sampling.sample(logits, rows)

@@ -272,3 +272,9 @@ def move_blocks(source: JitCache, target: JitCache, src: Sequence[int], dst: Seq
     for own, other in ((source.elements, target.elements), (source.scales, target.scales)):
         if own is not None and other is not None:
             other[:, :, :, np.asarray(dst, np.int64)] = own[:, :, :, np.asarray(src, np.int64)]
+
+
+def planes_of(cache: JitCache, block_id: int) -> list[NDArray[Any]]:
+    """Return views of the elements of a block, and of the scales if there are any."""
+    arrays = [cache.elements] if cache.scales is None else [cache.elements, cache.scales]
+    return [array[:, :, :, block_id] for array in arrays]

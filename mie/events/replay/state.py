@@ -291,14 +291,22 @@ class State:
         require(source in self.blocks.refs, "the source has no holder")
 
     def _on_export(self, seq: Seq, host: Iterable[int]) -> None:
-        values, host = self._runner(seq), list(host)
+        host = list(host)
+        require(len(host) <= len(self._runner(seq).held), "its table has too few blocks")
+        self._take_host(seq, host)
+
+    def _take_host(self, seq: Seq, host: list[int]) -> None:
+        values = self._sequence(seq)
         taken = {block for other in self.sequences.values() for block in other.host or ()}
         require(values.host is None, "it already has host blocks")
-        require(len(host) <= len(values.held), "its table has too few blocks")
         require(len({*host} - taken) == len(host), "a host block is in use")
         is_there = all(0 <= block < self.num_host_blocks for block in host)
         require(is_there, "unknown host block")
         values.host = host
+
+    def _on_read(self, seq: Seq, host: Iterable[int], num_tokens: int) -> None:
+        require(self._sequence(seq).row is None, "it is running")
+        self._take_host(seq, [*host])
 
     def _on_import(self, seq: Seq, host: Iterable[int], blocks: Iterable[int]) -> None:
         values, host, blocks = self._runner(seq), list(host), list(blocks)

@@ -248,10 +248,7 @@ class States:
         """Release the slot. The latest snapshot remains, even if another sequence has it."""
         state = self.states.pop(table)
         if table.host is not None:
-            slot = self.host_pool.take()
-            table.host.slots.append((self.host_pool, slot))
-            self._moves.exports.append((self.content(state.slot), slot))
-            self._manager.emit(("save_host", table.owner, slot))
+            self._moves.exports.append((self.content(state.slot), self.receive(table.host)))
         if state.latest is not None:
             self._use(state.latest).replaced_by = table.owner
         self._free_slot(state.slot)
@@ -261,6 +258,13 @@ class States:
     def stored(self, table: BlockTable) -> list[int] | None:
         """Return no blocks, or None if no slot is free on the host."""
         return [] if self.host_pool.num_free else None
+
+    def receive(self, host: HostTable) -> int:
+        """Take a slot on the host for the state of a sequence, and return it. One must be free."""
+        slot = self.host_pool.take()
+        host.slots.append((self.host_pool, slot))
+        self._manager.emit(("save_host", host.owner, slot))
+        return slot
 
     def host_slot(self, host: HostTable) -> int:
         """Return the slot on the host that has the state of a swapped-out sequence."""

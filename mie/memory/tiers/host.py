@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mie.base.stats.memory import MemoryStats
 from mie.memory.pool import BlockPool
-from mie.memory.table import BlockTable, Emit, HostTable, Moves
+from mie.memory.table import BlockTable, Emit, HostTable, Moves, Owner
 
 
 class HostBlocks:
@@ -21,13 +21,24 @@ class HostBlocks:
 
     def export(self, table: BlockTable, block_ids: Sequence[int], moves: Moves) -> HostTable | None:
         """Copy the blocks of a table to the host. Return None if too few are free."""
-        if len(block_ids) > self.pool.num_free:
+        host = self._take(table.owner, len(block_ids), table.num_tokens)
+        if host is not None:
+            moves.exports.extend(zip(block_ids, host.block_ids, strict=True))
+            self._stats.num_exported += len(block_ids)
+            self._emit(("export", table.owner, host.block_ids))
+        return host
+
+    def receive(self, owner: Owner, num_blocks: int, num_tokens: int) -> HostTable | None:
+        """Take blocks for tokens that come from elsewhere. Return None if too few are free."""
+        host = self._take(owner, num_blocks, num_tokens)
+        if host is not None:
+            self._emit(("read", owner, host.block_ids, num_tokens))
+        return host
+
+    def _take(self, owner: Owner, num_blocks: int, num_tokens: int) -> HostTable | None:
+        if num_blocks > self.pool.num_free:
             return None
-        host_ids = tuple([self.pool.take() for _ in block_ids])
-        moves.exports.extend(zip(block_ids, host_ids, strict=True))
-        self._stats.num_exported += len(block_ids)
-        self._emit(("export", table.owner, host_ids))
-        host = HostTable(table.owner, host_ids, table.num_tokens)
+        host = HostTable(owner, tuple([self.pool.take() for _ in range(num_blocks)]), num_tokens)
         self.tables[host] = None
         return host
 

@@ -1,0 +1,1 @@
+"""Keep blocks outside the device."""
