@@ -5,11 +5,13 @@ import faulthandler
 import gc
 import importlib.util
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -53,6 +55,7 @@ MOST_BUILDS = 3
 WARM_UP = "from mie import LLM; LLM('bundled', backend='jit', num_blocks=8)"
 """Program that compiles the kernels of most tests of `jit`."""
 _stderr = pytest.StashKey[int]()
+_cpu_seconds = pytest.StashKey[float]()
 _warming = pytest.StashKey[tuple["subprocess.Popen[bytes]", Path]]()
 
 
@@ -64,12 +67,52 @@ def pytest_configure(config: pytest.Config) -> None:
     faulthandler.enable(config.stash[_stderr])
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that shows where the time of `make test` goes."""
+    words = "print the CPU seconds of the files that take most, with processes that have ended"
+    parser.addoption("--cpu-seconds", type=int, metavar="N", default=0, help=words)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note the CPU seconds of a test, which xdist hands on with the report."""
+    report = yield
+    if call.when == "teardown":
+        report.user_properties.append(("cpu_seconds", cpu_seconds() - item.stash[_cpu_seconds]))
+    return report
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print the files that take most CPU seconds."""
+    seconds = Counter[str]()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, value in getattr(report, "user_properties", ()):
+                if name == "cpu_seconds":
+                    seconds[report.nodeid.partition("::")[0]] += value
+    if config.option.cpu_seconds:
+        terminalreporter.section(f"{seconds.total():.0f} CPU seconds")
+        for file, value in seconds.most_common(config.option.cpu_seconds):
+            terminalreporter.line(f"{value:7.1f} {file}")
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of this process, and of its children that have ended."""
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Print all stacks and end the process if a test hangs, in compiled code or a teardown too.
 
     The timers of pytest and of pytest-timeout stop at a test's first failure.
     """
+    item.stash[_cpu_seconds] = cpu_seconds()
     if os.environ.get("MIE_HYPOTHESIS") == "far":
         return (yield)
     seconds = HANG_SECONDS["slow" if item.get_closest_marker("slow") else "quick"]

@@ -176,9 +176,7 @@ def by_id(row):
 @example(load=(*WITH_A_HIT[:2], WITH_A_HIT[2] | {"quantization": "int8"}))
 def check_loads(directories, backend, load):
     model, requests, config = load
-    # The kernels of `jit` for fp8 would take longer to compile than all loads.
-    third = "int8" if backend == "jit" and NUM_EXAMPLES < 10 else "fp8"
-    config = config | {"kv_cache_dtype": ("auto", "int8", third)[len(requests) % 3]}
+    config = config | {"kv_cache_dtype": ("auto", "int8", "fp8")[len(requests) % 3]}
     in_batch = outcome(directories[model], dict(enumerate(requests)), config, backend)
     own = {name: config[name] for name in NUMERICS if name in config}
     own |= {"num_threads": 1} | ({"enforce_eager": True} if backend == "jit" else {})
