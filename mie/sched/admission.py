@@ -17,13 +17,6 @@ def find_allocation(manager: KVCacheManager, seq: Sequence, num_reserved: int) -
     )
 
 
-def allocation_in_empty_pool(manager: KVCacheManager, seq: Sequence) -> Allocation:
-    """Return the blocks that a waiting sequence would need if no other held any."""
-    allocation = find_allocation(manager, seq, -manager.num_blocks)
-    assert allocation is not None, "a request that can never run is refused when it is added"
-    return allocation
-
-
 def count_admission(
     seq: Sequence, allocation: Allocation, row: int, manager: KVCacheManager, emit: Emit
 ) -> None:

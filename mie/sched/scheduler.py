@@ -82,9 +82,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request."""
         request.limit(self.longest)
-        rank = self._queue.rank(request, self._step)
-        request.set_rank(rank)
-        event = (request.request_id, request.number, rank, request.num_prompt)
+        request.rank = self._queue.rank(request, self._step)
+        event = (request.request_id, request.number, request.rank, request.num_prompt)
         self._emit(("add", *event, request.params.n, request.params.max_tokens))
         self._queue.add(request.sequences[0])
 

@@ -59,7 +59,7 @@ class Request:
         self.draw_key = (draw_seed, self.number + 1) if params.seed is None else (params.seed, 0)
         """The (seed, stream) of its random numbers. A user's seed always has stream 0."""
         self.rank = 0
-        """The first part of its sequences' keys. The scheduler sets it."""
+        """The first part of its sequences' keys. The scheduler sets it before they are queued."""
         self.prompt_logprobs: list[TokenLogprobs] = []
         """Log-probabilities of the prompt's positions, from the first to the last computed one.
 
@@ -76,15 +76,8 @@ class Request:
         for seq in self.sequences:
             seq.max_tokens = longest
 
-    def set_rank(self, rank: int) -> None:
-        """Set its place in the order of the queues. None of its sequences may be in a queue."""
-        self.rank = rank
-        for seq in self.sequences:
-            seq.key = (rank, *seq.seq_id)
-
     def restore(self) -> list[Sequence]:
         """Reset all sequences to their tokens alone, and return those that must wait."""
-        self.set_rank(self.rank)  # an exception may have come between its sequences
         for seq in self.sequences:
             seq.restore()
         first = self.prefill_choice
@@ -141,8 +134,6 @@ class Sequence:
     token_ids: list[int]
     seq_id: SeqId = field(init=False)
     """(the request's number, index). It orders sequences by arrival."""
-    key: tuple[int, int, int] = field(init=False)
-    """Orders the queues: (the policy's rank, number, index). The scheduler sets the rank."""
     end_token_ids: frozenset[int] = field(init=False)
     max_tokens: int = 0
     """Maximum number of tokens, including the prompt's. The scheduler sets it."""
@@ -164,8 +155,12 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.seq_id = (self.request.number, self.index)
-        self.key = (0, *self.seq_id)
         self.end_token_ids = self.request.end_token_ids
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Orders the queues: (the policy's rank, number, index)."""
+        return self.request.rank, *self.seq_id
 
     @property
     def num_tokens(self) -> int:
@@ -199,13 +194,8 @@ class Sequence:
         return self.table.num_tokens if self.table is not None else 0
 
     @property
-    def held_ids(self) -> list[int]:
-        """All blocks of the table, also of layers with a window; empty while it waits."""
-        return self.table.held_ids if self.table is not None else []
-
-    @property
     def num_blocks(self) -> int:
-        """The number of blocks in `held_ids`."""
+        """The number of blocks of the table, also of layers with a window; 0 while it waits."""
         return self.table.num_held if self.table is not None else 0
 
     @property

@@ -386,7 +386,7 @@ def test_a_share_counts_the_blocks_of_layers_with_a_window():
         server.step()
     held = Counter()
     for seq in server.scheduler.running:
-        held[seq.request.client] += len(seq.held_ids)
+        held[seq.request.client] += seq.num_blocks
     whole = Counter()
     for seq in server.scheduler.running:
         whole[seq.request.client] += len(seq.table.block_ids)

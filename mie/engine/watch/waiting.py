@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mie.base.reprs import count
-from mie.sched.admission import allocation_in_empty_pool
+from mie.sched.admission import find_allocation
 from mie.sched.plan import SeqId
 from mie.sched.scheduler import Scheduler
 
@@ -76,7 +76,8 @@ def why_waiting(scheduler: Scheduler, seq_id: SeqId) -> Wait | None:
         return None
     manager, running = scheduler.manager, scheduler.running
     config, first = scheduler.config, scheduler.next_waiting
-    allocation = allocation_in_empty_pool(manager, seq)
+    allocation = find_allocation(manager, seq, -manager.num_blocks)  # as if no other held any
+    assert allocation is not None, "a request that can never run is refused when it is added"
     missing = [each.num_missing for each in running if each.is_prefilling]
     num_decodes = len(running) - len(missing)
     budget = config.max_num_batched_tokens
