@@ -83,7 +83,7 @@ def _gsm8k(llm: LLM, model: str, run: Run, size: int, params: SamplingParams) ->
     params = SamplingParams(temperature=0, max_tokens=params.max_tokens, stop=["Question:"])
     outputs = [each.outputs[0].text for each in llm.generate(prompts, params, use_tqdm=False)]
     right = sum(
-        _number(output) == _number(sample["answer"])
+        number_in(output) == number_in(sample["answer"])
         for sample, output in zip(samples, outputs, strict=True)
     )
     yield Row.stated(
@@ -133,7 +133,7 @@ def _answers(
     return [output.outputs[0].text for output in outputs]
 
 
-def _number(text: str) -> float | None:
+def number_in(text: str) -> float | None:
     """Return the number after ``####``, or the last number without it."""
     _, marker, rest = text.rpartition("####")
     found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", rest)

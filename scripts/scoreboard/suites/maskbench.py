@@ -89,7 +89,7 @@ def _measure(case: Any, grammars: Grammars, tokenizer: Tokenizer, measured: Meas
         params = StructuredOutputsParams(json=case["schema"], disable_any_whitespace=False)
         held = grammars.submit(params).result()
     except MieError as error:
-        measured.refusals[_reason(str(error))] += 1
+        measured.refusals[reason_of(str(error))] += 1
         return
     measured.compilations[round((time.perf_counter() - began) * 1e6)] += 1
     wrong = 0
@@ -109,7 +109,7 @@ def _measure(case: Any, grammars: Grammars, tokenizer: Tokenizer, measured: Meas
         else:
             measured.counts[f"{kind} wrong"] += 1
             if test["valid"]:
-                order = _Orders(grammars.start(params), tokenizer, case["schema"])
+                order = Orders(grammars.start(params), tokenizer, case["schema"])
                 measured.counts["another order"] += order.accepts(test["data"])
         wrong += 1
     measured.counts["passing"] += not wrong
@@ -131,7 +131,7 @@ def _accepts(
     return any(mask[end // 8] >> end % 8 & 1 for end in grammars.eos_token_ids)
 
 
-class _Orders:
+class Orders:
     """Searches an order of the properties of a value that a matcher accepts."""
 
     def __init__(self, matcher: Matcher, tokenizer: Tokenizer, schema: Any) -> None:
@@ -200,7 +200,7 @@ class _Orders:
                 yield from self._items(left[1:], ", ")
 
 
-def _reason(message: str) -> str:
+def reason_of(message: str) -> str:
     """Return the class of a refusal."""
     message = message.removeprefix("structured_outputs has a json schema that ")
     message = message.removeprefix("cannot be followed: ").partition("(")[0].partition("\n")[0]
@@ -251,21 +251,21 @@ def measure_all(run: Run) -> Iterator[Row]:
     )
     yield Row.stated(
         "CPU time of a mask with 49,152 tokens, median and 99th percentile",
-        f"{_percentile(measured.masks, 0.5):,} and {_percentile(measured.masks, 0.99):,} µs",
+        f"{percentile(measured.masks, 0.5):,} and {percentile(measured.masks, 0.99):,} µs",
         "46 and 533 µs with 128,256 tokens on another machine (llguidance 0.7.10)",
         source=SOURCE,
     )
     yield Row.stated(
         "time to compile a schema, median and 99th percentile",
-        f"{_percentile(measured.compilations, 0.5):,} and "
-        f"{_percentile(measured.compilations, 0.99):,} µs",
+        f"{percentile(measured.compilations, 0.5):,} and "
+        f"{percentile(measured.compilations, 0.99):,} µs",
         "1,037 and 17,988 µs on another machine (llguidance 0.7.10)",
         source=SOURCE,
         reason="mie compiles each schema twice: first in a worker process under limits",
     )
 
 
-def _percentile(times: Counter[int], share: float) -> int:
+def percentile(times: Counter[int], share: float) -> int:
     """Return the time that a share of all times does not exceed."""
     left = share * times.total()
     for value in sorted(times):

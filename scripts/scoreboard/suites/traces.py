@@ -65,7 +65,8 @@ def measure_hits(name: str, run: Run) -> Iterator[Row]:
     config = EngineConfig(block_size=BLOCK, num_blocks=len(seen) + 1024, max_num_seqs=1)
     bench = simulated(costs_on(find_device(DEVICE), find_shape(SHAPE)), config)
     result = run_load(bench, Workload(name=name, requests=requests), max_concurrency=1)
-    found = result.num_cached_tokens // BLOCK
+    # Blocks of other texts may begin with the same token, which is then cached, too.
+    found = sum(record.num_cached // BLOCK for record in result.records)
     yield Row.compared(
         f"Mooncake, {name}: blocks that are found in the prefix cache",
         f"{found:,} of {num_blocks:,} ({100 * found / num_blocks:.1f} %)",
