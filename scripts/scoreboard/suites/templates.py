@@ -208,7 +208,7 @@ def measure_calls(library: str, run: Run) -> Iterator[Row]:
             without_none = [{k: v for k, v in each.items() if v is not None} for each in messages]
             right = expected(render, source, without_none, variables)
             options = {"add_generation_prompt": True, "tokenize": False, **variables}
-            text = answer(partial(own.apply_chat_template, messages, **options))
+            text, _ = answer(partial(own.apply_chat_template, messages, **options))
             verdict = "wrong" if text != right else "refused" if text is None else "equal"
             found[verdict].append(f"{name}, {kind}")
         own.chat_templates.close()
@@ -219,6 +219,7 @@ def measure_chats(library: str, run: Run) -> Iterator[Row]:
     """Compare chats as clients of OpenAI send them with the forms that a template may take."""
     render = REFERENCES[library]
     found: dict[str, list[str]] = {"equal": [], "refused": [], "wrong": []}
+    refused: dict[str, list[str]] = {}
     for name, source, files in templates(run):
         own = ChatTemplates(files)
         asked = [expected(render, source, [_user()], {"tools": tools}) for tools in (None, TOOLS)]
@@ -227,13 +228,17 @@ def measure_chats(library: str, run: Run) -> Iterator[Row]:
             named = {key: variables[key] for key in variables if key != "enable_thinking"}
             rest = {key: variables[key] for key in variables.keys() - named.keys()}
             own_render = partial(own.render, for_a_server(messages), **named)
-            text = answer(partial(own_render, chat_template_kwargs=rest))
+            text, reason = answer(partial(own_render, chat_template_kwargs=rest))
+            if text is None:
+                refused.setdefault(reason, []).append(name)
             given = served_forms(source, messages, takes_text)
             rights = best(expected(render, source, form, variables) for form in given)
             verdict = "wrong" if text not in rights else "refused" if text is None else "equal"
             found[verdict].append(f"{name}, {kind}")
         own.close()
     yield row(f"texts of chats with OpenAI's messages, and those of {library}", found)
+    if library == "jinja2":
+        yield from refusals(refused)
 
 
 def templates(run: Run) -> Iterator[tuple[str, str, TemplateFiles]]:
@@ -249,12 +254,24 @@ def templates(run: Run) -> Iterator[tuple[str, str, TemplateFiles]]:
         yield Path(name).stem, source, TemplateFiles(folder)
 
 
-def answer(render: Callable[[], str]) -> str | None:
-    """Return the text of mie, or None if it refuses the messages."""
+def answer(render: Callable[[], str]) -> tuple[str | None, str]:
+    """Return the text of mie, or None and the reason if it refuses the messages."""
     try:
-        return render()
-    except MieError:
-        return None
+        return render(), ""
+    except MieError as error:
+        return None, str(error).rpartition("chat_template.jinja ")[2]
+
+
+def refusals(refused: Mapping[str, list[str]]) -> Iterator[Row]:
+    """Yield a row for each reason, with the number of conversations and the templates."""
+    for reason, names in sorted(refused.items(), key=lambda each: -len(each[1])):
+        which = ", ".join(dict.fromkeys(names))
+        yield Row(
+            question=f"refused chats of {which}",
+            ours=f"{len(names)} chats",
+            verdict="refused",
+            reason=f"the template {reason}",
+        )
 
 
 def row(question: str, found: Mapping[str, list[str]]) -> Row:
