@@ -45,7 +45,7 @@ NOT_RUN = {
 """Expressions over the commands that are not run, and the reasons."""
 
 SLOW = {"benchmarks", "diff", "gpu/README", "gpu/jetson", "index", "kernels", "page"}
-SLOW |= {"quantisation", "serving", "simulator", "structured", "tracing"}
+SLOW |= {"numerics", "quantisation", "serving", "simulator", "structured", "tracing"}
 
 FILES = {
     "text.txt": "Once upon a time there was a fox.\n" * 8,
