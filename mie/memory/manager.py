@@ -407,10 +407,6 @@ class KVCacheManager:
         table.host = self.host.export(table, stored, self._moves)
         return table.host
 
-    def drop_host(self, host: HostTable) -> None:
-        """Discard swapped-out blocks."""
-        self.host.drop(host)
-
     def _restored(self, table: BlockTable, allocation: Allocation) -> list[int]:
         """Return the blocks of a new table that the last blocks on the host are copied to."""
         num_tokens = allocation.num_computed

@@ -61,6 +61,6 @@ class WaitingQueue:
         """Return the tokens of a step that may admit ``first``."""
         return Budget(self._config.max_num_batched_tokens)
 
-    def by_preemption(self, step: int) -> list[Sequence]:
+    def by_preemption(self) -> list[Sequence]:
         """Return the running sequences. The last one is preempted first if blocks run out."""
         return self._rows.running[:]

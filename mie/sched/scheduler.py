@@ -141,7 +141,7 @@ class Scheduler:
         Tokens that must follow it (forced tokens) are computed with it, in a chunk.
         """
         budget, decodes = step.budget, step.decodes
-        order = self._queue.by_preemption(self._step)
+        order = self._queue.by_preemption()
         for seq in order:  # a preempted sequence leaves it at the end
             if seq.is_prefilling:
                 continue

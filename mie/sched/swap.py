@@ -18,5 +18,5 @@ def swap_out(seq: Sequence, table: BlockTable, manager: KVCacheManager) -> str:
 def drop_host(seq: Sequence, manager: KVCacheManager) -> None:
     """Discard the blocks of a swapped-out sequence."""
     if seq.host is not None:
-        manager.drop_host(seq.host)
+        manager.host.drop(seq.host)
         seq.host = None

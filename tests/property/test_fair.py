@@ -392,7 +392,7 @@ def test_a_share_counts_the_blocks_of_layers_with_a_window():
         whole[seq.request.client] += len(seq.table.block_ids)
     assert held["short"] > held["long"]
     assert whole["short"] < whole["long"], "whole blocks alone give another order"
-    victim = queue_of(server.scheduler).by_preemption(6)[-1]
+    victim = queue_of(server.scheduler).by_preemption()[-1]
     assert victim.request.client == "short"
     server.add("new", 8, 4)
     server.step()

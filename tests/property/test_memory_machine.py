@@ -382,7 +382,7 @@ class Memory(RuleBasedStateMachine):
         self.running.remove(seq)
 
     def drop(self, seq):
-        self.manager.drop_host(seq.host)
+        self.manager.host.drop(seq.host)
         seq.host = None
 
     def everything(self):

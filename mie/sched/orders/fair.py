@@ -153,7 +153,7 @@ class FairQueue(WaitingQueue):
         num_left = self._config.max_num_batched_tokens - len(self._rows.running)
         return first.num_tokens - found.num_computed <= num_left
 
-    def by_preemption(self, step: int) -> list[Sequence]:
+    def by_preemption(self) -> list[Sequence]:
         return [*self._shares()]
 
     def _shares(self) -> dict[Sequence, tuple[bool, float]]:
