@@ -7,6 +7,7 @@ cpu          generation on a CPU, beside other engines
 gpu          attention and generation on a GPU
 sched        the host's share of a step
 serve        `mie serve` beside `LLM.generate` and other servers
+speculate    drafts beside none, on questions of Spec-Bench
 start        the time until the first token of a fresh process
 structured   structured outputs
 """
@@ -20,7 +21,7 @@ from bench.harness import untune
 
 MODULES = {"book": "book.report", "gpu": "gpu.main"}
 """Benchmarks with a module of another name in `bench`."""
-NAMES = ("book", "cpu", "gpu", "sched", "serve", "start", "structured")
+NAMES = ("book", "cpu", "gpu", "sched", "serve", "speculate", "start", "structured")
 
 if __name__ == "__main__":
     untune()

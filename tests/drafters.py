@@ -37,7 +37,8 @@ class Oracle:
         self, seq: RunningSequence, most: int, num_rows: int, num_tokens: int
     ) -> Sequence[int]:
         assert most > 0
-        assert 0 < num_tokens <= num_rows
+        assert num_tokens > 0
+        assert num_rows > 0
         length = _number("length", *seq.seq_id, seq.num_tokens) % (self._most + 1)
         known = [*self._outputs.get(seq.seq_id, ())][seq.num_generated :][:length]
         kind = self._kind

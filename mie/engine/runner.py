@@ -230,15 +230,23 @@ class ModelRunner:
             np.arange(*chunk.scored) + shift
             for chunk, shift in zip(chunks, shifts[num_decodes:], strict=True)
         ]
-        return self._batch(
-            rows,
-            starts + counts,
-            np.repeat(rows, counts),
-            np.concatenate([token_ids[:num_decodes], *[chunk.token_ids for chunk in chunks]]),
+        positions, token_rows = (
             np.arange(ends[-1]) - np.repeat(shifts, counts),
-            np.concatenate([[0], ends]),
+            np.repeat(rows, counts),
+        )
+        num_apart = num_decodes
+        if self.backend.has_decode_kernels:  # tokens with drafts are decodes, and lead the chunks
+            num_apart += sum([len(chunk.token_ids) for chunk in chunks if chunk.num_drafts])
+        lasts = np.concatenate([np.arange(num_apart), ends[ends > num_apart] - 1])
+        return self._batch(
+            token_rows[lasts],
+            positions[lasts] + 1,
+            token_rows,
+            np.concatenate([token_ids[:num_decodes], *[chunk.token_ids for chunk in chunks]]),
+            positions,
+            np.concatenate([[0], lasts + 1]),
             np.concatenate([np.arange(num_decodes), *sampled, *scored]),
-            num_decodes,
+            num_apart,
         )
 
     def _decode_batch(self, rows: Ints, token_ids: Ints, positions: Ints) -> StepBatch:

@@ -27,6 +27,7 @@ from mie.engine.overlap import OverlappingRunner
 from mie.engine.runner import ModelRunner
 from mie.engine.watch.metrics import EngineMetrics
 from mie.engine.watch.snapshot import scheduler_snapshot
+from mie.errors import ConfigError
 from mie.events import EventLog
 from mie.load.backends import ChosenBackend, choose_backend
 from mie.load.disk import NewStore, both, disk_tier
@@ -133,6 +134,11 @@ def build_engine(
     model, backend, config = opened.config, chosen.backend, plan.config
     num_cached = plan.num_blocks * config.block_size
     drafter = drafter or new_drafter(config, COSTS.get(backend.name), num_cached)
+    if drafter and backend.has_decode_kernels and model.recurrent is not None:
+        raise ConfigError(
+            "speculative_config is not supported with recurrent layers on a GPU (leave it out, or "
+            "use backend='jit')"
+        )
     log = EventLog(config.event_log_steps, trace, backend.numerics())
     tier = disk_tier(opened, backend, plan, new_store)
     with plan.guarded():

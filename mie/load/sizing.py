@@ -21,6 +21,7 @@ from mie.model.config import ModelConfig
 from mie.model.layout import CacheLayout, grouped, whole
 from mie.ops.backend import Backend, KVCacheShape, Memory, StepSize
 from mie.ops.weights.quantised import Form
+from mie.sched.speculation import LEAST_SAMPLED
 
 Forms = Mapping[str, Form]
 """The forms of quantised tensors by name. All others are floats."""
@@ -284,10 +285,12 @@ def step_size(
     config: EngineConfig, model: ModelConfig, max_model_len: int, num_groups: int = 1
 ) -> StepSize:
     """Return the size of the largest step."""
-    layers = range(model.num_layers)
+    layers, num_seqs = range(model.num_layers), config.max_num_seqs
+    if config.speculative_config is not None:
+        num_seqs = max(num_seqs, LEAST_SAMPLED)
     return StepSize(
         num_tokens=config.max_num_batched_tokens,
-        num_seqs=min(config.max_num_batched_tokens, config.max_num_seqs),
+        num_seqs=min(config.max_num_batched_tokens, num_seqs),
         max_len=max_model_len,
         hidden_size=model.hidden_size,
         intermediate_size=max(map(model.mlp_size, filter(model.has_mlp, layers)), default=0),

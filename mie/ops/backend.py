@@ -200,6 +200,12 @@ class Backend(Protocol):
     The host can then plan the next step meanwhile.
     """
 
+    has_decode_kernels: bool = False
+    """Whether decodes have kernels of their own, and so bits of their own.
+
+    A decode with drafts is then packed as a decode for each of its tokens.
+    """
+
     def numerics(self) -> dict[str, str | int]:
         """Return the facts that select how numbers are rounded, for the event log.
 

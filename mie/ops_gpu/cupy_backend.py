@@ -79,6 +79,7 @@ class CupyBackend(Backend):
             )
         self.name = name
         self.is_asynchronous = queue.is_asynchronous
+        self.has_decode_kernels = True
         self.dtype = DTYPES[dtype]
         self.kv_dtype = kv_cache.ELEMENTS.get(kv_cache_dtype, self.dtype)
         self.itemsize: int = self.kv_dtype.itemsize

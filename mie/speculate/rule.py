@@ -16,8 +16,8 @@ MOST_EQUAL = 8
 PRIOR = (0.25, 0.35, 0.45, 0.55, 0.65, 0.72, 0.78, 0.83, 0.87)
 """The share of right guesses by the length of the run, before any was seen."""
 PRIOR_WEIGHT = 6.0
-OWN_WEIGHT = 4.0
-DECAY = 0.9
+OWN_WEIGHT = 3.0
+DECAY = 0.95
 """Factor of a sequence's earlier guesses with each step that has guesses."""
 RETRY = 24
 """Steps without guesses after which a sequence tries again."""

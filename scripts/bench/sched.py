@@ -113,7 +113,9 @@ def new_engine(num_blocks: int, num_seqs: int) -> Engine:
         block_size=BLOCK_SIZE, max_num_seqs=num_seqs, max_num_batched_tokens=1 << 16
     )
     log = EventLog(config.event_log_steps)
-    backend = SimpleNamespace(move_blocks=lambda *caches_and_ids: None, is_asynchronous=False)
+    backend = SimpleNamespace(
+        move_blocks=lambda *caches_and_ids: None, is_asynchronous=False, has_decode_kernels=False
+    )
     decoder: Any = SimpleNamespace(backend=backend, forward=dict)  # never called
     runner = ConstantRunner(
         decoder,

@@ -60,6 +60,8 @@ class DraftedRun(Run):
         step = engine.step
         engine.step = lambda: self._step(step)
         super().__init__(engine, scenario)
+        # An interrupted step reports nothing.
+        self.failed |= {index for index, request in self.requests.items() if request.error}
 
     def _step(self, step):
         while True:

@@ -20,6 +20,9 @@ from mie.sched.result import ChunkResult
 from mie.sched.rows import RunningRows
 from mie.sched.sequence import Sequence
 
+LEAST_SAMPLED = 16
+"""Tokens that any engine may draw in a step with drafts."""
+
 
 class Drafter(Protocol):
     """Guesses the next tokens of sequences. A guess may be wrong, and is never trusted."""
@@ -47,9 +50,19 @@ class Speculation:
     """Adds drafts to steps, and settles the drafts of each step."""
 
     def __init__(
-        self, drafter: Drafter, rows: RunningRows, manager: KVCacheManager, emit: Emit
+        self,
+        drafter: Drafter,
+        rows: RunningRows,
+        manager: KVCacheManager,
+        emit: Emit,
+        most_sampled: int,
     ) -> None:
+        """A step with drafts draws at most ``most_sampled`` tokens, unless it would without them.
+
+        This limits the memory of logits.
+        """
         self.drafter = drafter
+        self._most_sampled = most_sampled
         self.stats = SpeculationStats()
         self._rows, self._manager, self._emit = rows, manager, emit
 
@@ -64,14 +77,17 @@ class Speculation:
         """
         num_tokens = len(step.decodes) + sum([len(chunk.choices) for chunk in step.chunks])
         num_rows = len(step.decodes) + sum([len(chunk.token_ids) for chunk in step.chunks])
+        num_left, verifies = self._most_sampled - num_tokens, []
         for row in sorted(step.decodes):
             seq = self._rows.by_row[row]
-            drafts = self._drafts(seq, step.budget.most(seq.request), num_rows, num_tokens)
+            most = min(num_left, step.budget.most(seq.request))
+            drafts = self._drafts(seq, most, num_rows, num_tokens)
             if drafts:
                 step.decodes.remove(row)
-                step.chunks.append(seq.with_drafts(drafts))
+                verifies.append(seq.with_drafts(drafts))
                 step.budget.take(seq.request, len(drafts))
-                num_rows += len(drafts)
+                num_rows, num_left = num_rows + len(drafts), num_left - len(drafts)
+        step.chunks[:0] = verifies  # before prompts, like decodes
 
     def _drafts(self, seq: Sequence, most: int, num_rows: int, num_tokens: int) -> Items[int]:
         """Return drafts for which there are slots. None of them ends the sequence."""
