@@ -305,10 +305,12 @@ class Engine:
         cache_salt: str | None,
         client: str | None,
         constraint: object,
+        prediction: Items[int] = (),
     ) -> Request:
         """Queue a request that `check` accepted, and return it. It gets an id if it has none.
 
-        ``constraint`` is the result of `new_constraint`.
+        ``constraint`` is the result of `new_constraint`. ``prediction`` has tokens that the output
+        may contain, for drafts.
 
         Raises:
             RequestError: the id is in use, or the request does not fit. Nothing was added.
@@ -326,6 +328,7 @@ class Engine:
             priority=priority,
             cache_salt=cache_salt,
             client=client,
+            prediction=prediction,
             constraint=constraint,
         )
         self.scheduler.check(request)

@@ -17,6 +17,7 @@ from mie.text.tools.definitions import ToolCall
 
 class _Options(TypedDict, total=False):
     cache_salt: str | None
+    prediction: str | None
 
 
 class TextPrompt(_Options):
@@ -42,7 +43,8 @@ Prompt: TypeAlias = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[st
 """A text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``.
 
 A mapping may also have a ``"cache_salt"``: only prompts with equal salts share cached blocks.
-``"answer"`` is the format of the answer (`LLM.chat_prompt`).
+``"prediction"`` is a text that the answer may contain. Drafts are made from it, and it changes no
+token. ``"answer"`` is the format of the answer (`LLM.chat_prompt`).
 """
 
 PromptType = SingletonPrompt = Prompt

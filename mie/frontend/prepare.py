@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "answer")
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "prediction", "answer")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,6 +46,8 @@ class PreparedRequest:
     priority: int = 0
     cache_salt: str | None = None
     client: str | None = None
+    prediction: list[int] = field(default_factory=list)
+    """Tokens that the answer may contain, for drafts."""
     constraint: object = None
     """Constraint of the output. `Preparer.constrained` adds it."""
     prompt: str | None
@@ -115,10 +117,23 @@ class Preparer:
             priority=int(priority),
             cache_salt=cache_salt,
             client=client,
+            prediction=self._prediction(given.get("prediction")),
             prompt=text,
             output_kind=params.output_kind if output_kind is None else output_kind,
             form=form,
         )
+
+    def _prediction(self, text: object) -> list[int]:
+        """Return the tokens of a predicted answer, if the engine makes drafts.
+
+        Raises:
+            RequestError: it is no text, or too long for a prompt.
+        """
+        if text is not None and not isinstance(text, str):
+            raise RequestError(f"a prediction must be a string; got {shown(text)}")
+        if not text or self.engine.scheduler.speculation is None:
+            return []
+        return self.encode(text, add_special_tokens=False)
 
     def submit(self, prepared: PreparedRequest, caller: Hashable) -> Future[Any] | None:
         """Begin to compile the constraint of a request's output, if it has one.

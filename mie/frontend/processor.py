@@ -55,6 +55,7 @@ class OutputProcessor:
                     cache_salt=each.cache_salt,
                     client=each.client,
                     constraint=each.constraint,
+                    prediction=each.prediction,
                 )
                 answer = Answer(request, each, self._tokenizer, collector.ref)
                 answers.append(answer)

@@ -5,8 +5,10 @@ from compiled import needs_numba
 from emulated import needs_compiler
 
 from mie import LLM, SamplingParams
+from mie.errors import RequestError
 
 REPETITIVE = [5, 6, 7, 8, 9] * 4
+GREEDY = SamplingParams(temperature=0.0, max_tokens=48)
 FIXED = {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False}
 
 
@@ -63,3 +65,23 @@ def test_drafts_change_no_bit(tiny, name, backend):
     assert stats.num_accepted_tokens < stats.num_draft_tokens
     assert drafted.engine.stats.num_steps < plain.engine.stats.num_steps
     assert plain.engine.scheduler.speculation is None
+
+
+def test_a_prediction_makes_drafts_and_changes_no_answer():
+    prompt = "Tell me a story."
+    plain = LLM("bundled", num_blocks=64).generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0]
+    llm = LLM("bundled", num_blocks=64, speculative_config={"method": "ngram"})
+    steps = []
+    for text in (None, plain.text, "It is " + plain.text[:40]):
+        before = llm.engine.stats.num_steps
+        given = {"prompt": prompt, "prediction": text}
+        [output] = llm.generate(given, GREEDY, use_tqdm=False)
+        assert output.outputs[0].token_ids == plain.token_ids
+        steps.append(llm.engine.stats.num_steps - before)
+    assert steps[1] < steps[2] < steps[0]
+    assert steps[1] < len(plain.token_ids) / 3
+
+
+def test_a_prediction_is_a_text():
+    with pytest.raises(RequestError, match="prediction must be a string; got 3"):
+        LLM("bundled", num_blocks=8).generate({"prompt": "a", "prediction": 3}, use_tqdm=False)

@@ -90,6 +90,8 @@ class ChatWriter(ChunkWriter[ChatCompletionRequest]):
         prompt = await chat_prompt(
             body, self.serving, parallel_tool_calls=parallel, variables=variables
         )
+        if body.prediction is not None:
+            prompt["prediction"] = body.prediction.text
         return await self.respond([prompt])
 
     def first(self, choice: Choice) -> tuple[str, str]:

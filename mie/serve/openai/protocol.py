@@ -321,6 +321,19 @@ class TemplateFields(Body):
     chat_template_content_format: Literal["auto", "string", "openai"] | None = None
 
 
+class Prediction(Body):
+    """A text that the answer may contain. It makes the answer faster, and does not change it."""
+
+    type: Literal["content"]
+    content: str | Items[TextPart]
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        content = self.content
+        return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
 class ChatCompletionRequest(TemplateFields, GenerationBody):
     """The body of ``POST /v1/chat/completions``."""
 
@@ -328,6 +341,8 @@ class ChatCompletionRequest(TemplateFields, GenerationBody):
 
     max_tokens: Limit | None = None
     """The maximum number of new tokens; -1 is the rest of the context."""
+    prediction: Prediction | None = None
+    """A text that the answer may contain, for drafts."""
     max_completion_tokens: Limit | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
