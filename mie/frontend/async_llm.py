@@ -50,6 +50,8 @@ class ModelFacts:
     block_size: int
     """Tokens of a block."""
     vocab_size: int
+    has_drafts: bool
+    """Whether the engine makes drafts, also from predicted answers."""
     backend: str
     dtype: str
     directories: tuple[Path, ...]
@@ -267,6 +269,7 @@ class AsyncLLM:
             num_blocks=engine.scheduler.manager.num_blocks,
             block_size=engine.scheduler.manager.block_size,
             vocab_size=engine.vocab_size,
+            has_drafts=engine.scheduler.speculation is not None,
             backend=engine.backend,
             dtype=args.dtype_name,
             directories=(self._llm.directory, self._llm.text_directory),

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+from audit import engine_of
 from live_server import live
 
 import mie
@@ -149,3 +150,23 @@ def test_a_variable_of_a_template_may_have_any_name(server):
     plain = server.ask("/apply-template", messages=messages)
     names = dict.fromkeys(("self", "source", "variables", "loop", "cls"), 1)
     assert server.ask("/apply-template", messages=messages, chat_template_kwargs=names) == plain
+
+
+def test_a_prediction_is_used_for_drafts_or_named_as_ignored(server):
+    whole = server.ask(PATH, messages=MESSAGES, **GREEDY)
+    text = whole["choices"][0]["message"]["content"]
+    predicted = {"prediction": {"type": "content", "content": [{"type": "text", "text": text}]}}
+    body = {"messages": MESSAGES, **GREEDY, **predicted}
+    assert server.client.post(PATH, json=body).headers["x-mie-ignored"] == "prediction"
+    engine = AsyncLLM("bundled", num_blocks=64, speculative_config={"method": "ngram"})
+    try:
+        with live(engine) as url:
+            answer = server.client.post(f"{url}{PATH}", json=body)
+            metrics = server.client.get(f"{url}/metrics").text
+        num_steps = engine_of(engine).stats.num_steps
+    finally:
+        engine.shutdown()
+    assert "x-mie-ignored" not in answer.headers
+    assert answer.json()["choices"] == whole["choices"]
+    assert num_steps < GREEDY["max_tokens"]
+    assert 'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0"' in metrics

@@ -56,7 +56,10 @@ PLACES: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[str | int, ...]]]
 }
 """The routes that take the fields of each part of the table, and where the fields stand."""
 ALONE = {
-    CHAT: {"tools", "tool_choice", "reasoning_effort", "include_reasoning", "parallel_tool_calls"},
+    CHAT: {
+        *("tools", "tool_choice", "reasoning_effort", "include_reasoning", "parallel_tool_calls"),
+        "prediction",
+    },
     COMPLETIONS: {"echo", "add_special_tokens"},
 }
 """Fields of the table that are declared on a route."""

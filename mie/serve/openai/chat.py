@@ -90,8 +90,10 @@ class ChatWriter(ChunkWriter[ChatCompletionRequest]):
         prompt = await chat_prompt(
             body, self.serving, parallel_tool_calls=parallel, variables=variables
         )
-        if body.prediction is not None:
+        if body.prediction is not None and self.serving.facts.has_drafts:
             prompt["prediction"] = body.prediction.text
+        elif body.prediction is not None:
+            self.ignore("prediction")
         return await self.respond([prompt])
 
     def first(self, choice: Choice) -> tuple[str, str]:
