@@ -15,7 +15,7 @@ EOS = 3
 class Driver:
     """A scheduler with a model that answers at once."""
 
-    def __init__(self, num_blocks=16, max_model_len=64, num_host_blocks=0, **config):
+    def __init__(self, num_blocks=16, max_model_len=64, num_host_blocks=0, drafter=None, **config):
         settings = {
             "block_size": 4,
             "max_num_seqs": 8,
@@ -25,14 +25,17 @@ class Driver:
             **config,
         }
         config = EngineConfig(**settings)
+        self.records = []
         self.manager = KVCacheManager(
             num_blocks,
             config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
             num_host_blocks=num_host_blocks,
+            emit=self.records.append,
         )
-        self.records = []
-        self.scheduler = Scheduler(config, self.manager, max_model_len, self.records.append)
+        self.scheduler = Scheduler(
+            config, self.manager, max_model_len, self.records.append, drafter
+        )
         self.requests = []
         self.work = {}  # {request number: tokens computed in the last step}
 

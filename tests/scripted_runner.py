@@ -84,14 +84,19 @@ def expected_tokens(
 
 def answer_to(plan: StepPlan, draw: Callable[[], int]) -> StepResult:
     """Return the answer of a stateless model, whose tokens ``draw`` returns."""
-    chunks = [
-        ChunkResult(
-            token_ids=[draw() for _ in chunk.choices],
-            logprobs=[None] * len(chunk.choices),
-            scored=_scores(chunk, [*chunk.token_ids[1:], 0]),
+    chunks = []
+    for chunk in plan.chunks:
+        token_ids = [draw() for _ in chunk.choices]
+        for draft in chunk.drafts:
+            if token_ids[-1] == draft:
+                token_ids.append(draw())
+        chunks.append(
+            ChunkResult(
+                token_ids=token_ids,
+                logprobs=[None] * len(token_ids),
+                scored=_scores(chunk, [*chunk.token_ids[1:], 0]),
+            )
         )
-        for chunk in plan.chunks
-    ]
     decoded = [draw() for _ in plan.decodes]
     return StepResult(token_ids=decoded, logprobs=[None] * len(decoded), chunks=chunks)
 
