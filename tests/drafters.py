@@ -40,6 +40,8 @@ class Oracle:
         assert num_tokens > 0
         assert num_rows > 0
         length = _number("length", *seq.seq_id, seq.num_tokens) % (self._most + 1)
+        if self._kind == "right":
+            length = self._most
         known = [*self._outputs.get(seq.seq_id, ())][seq.num_generated :][:length]
         kind = self._kind
         if kind == "mixed":

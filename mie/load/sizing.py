@@ -21,7 +21,7 @@ from mie.model.config import ModelConfig
 from mie.model.layout import CacheLayout, grouped, whole
 from mie.ops.backend import Backend, KVCacheShape, Memory, StepSize
 from mie.ops.weights.quantised import Form
-from mie.sched.speculation import LEAST_SAMPLED
+from mie.sched.speculation import most_sampled
 
 Forms = Mapping[str, Form]
 """The forms of quantised tensors by name. All others are floats."""
@@ -287,7 +287,7 @@ def step_size(
     """Return the size of the largest step."""
     layers, num_seqs = range(model.num_layers), config.max_num_seqs
     if config.speculative_config is not None:
-        num_seqs = max(num_seqs, LEAST_SAMPLED)
+        num_seqs = most_sampled(num_seqs)
     return StepSize(
         num_tokens=config.max_num_batched_tokens,
         num_seqs=min(config.max_num_batched_tokens, num_seqs),

@@ -25,7 +25,7 @@ from mie.sched.plan import Chunk, StepPlan
 from mie.sched.result import ChunkResult, StepResult
 from mie.sched.rows import RunningRows
 from mie.sched.sequence import FinishReason, Request, Sequence
-from mie.sched.speculation import LEAST_SAMPLED, Drafter, Speculation
+from mie.sched.speculation import Drafter, Speculation
 from mie.sched.swap import drop_host, swap_out
 
 
@@ -61,8 +61,7 @@ class Scheduler:
         """The running sequences by their rows."""
         self.speculation: Speculation | None = None
         if drafter is not None:
-            most_sampled = max(config.max_num_seqs, LEAST_SAMPLED)
-            self.speculation = Speculation(drafter, self._rows, manager, emit, most_sampled)
+            self.speculation = Speculation(drafter, self._rows, manager, emit, config.max_num_seqs)
         self._step = 0
         self._preempted: list[Sequence] = []  # sequences that this step has preempted
 

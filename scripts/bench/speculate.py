@@ -86,9 +86,9 @@ class Side:
         """Answer questions at once, and count the tokens and seconds after the first tokens."""
         chats = [[{"role": "user", "content": each}] for each in questions]
         outputs = self.llm.chat(chats, params, use_tqdm=False)
-        firsts = [each.metrics.first_token_time for each in outputs]
-        lasts = [each.metrics.last_token_time for each in outputs]
-        self.seconds += max(lasts) - min(firsts)
+        metrics = [each.metrics for each in outputs if each.metrics is not None]
+        first = min(each.first_token_time or 0.0 for each in metrics)
+        self.seconds += max(each.last_token_time or 0.0 for each in metrics) - first
         tokens = [list(each.outputs[0].token_ids) for each in outputs]
         self.num_tokens += sum(len(each) - 1 for each in tokens)
         return tokens

@@ -20,8 +20,10 @@ from mie.sched.result import ChunkResult
 from mie.sched.rows import RunningRows
 from mie.sched.sequence import Sequence
 
-LEAST_SAMPLED = 16
-"""Tokens that any engine may draw in a step with drafts."""
+
+def most_sampled(max_num_seqs: int) -> int:
+    """Return how many tokens a step with drafts may draw. It limits the memory of logits."""
+    return max(max_num_seqs, min(64, 16 * max_num_seqs))
 
 
 class Drafter(Protocol):
@@ -55,14 +57,10 @@ class Speculation:
         rows: RunningRows,
         manager: KVCacheManager,
         emit: Emit,
-        most_sampled: int,
+        max_num_seqs: int,
     ) -> None:
-        """A step with drafts draws at most ``most_sampled`` tokens, unless it would without them.
-
-        This limits the memory of logits.
-        """
         self.drafter = drafter
-        self._most_sampled = most_sampled
+        self._most_sampled = most_sampled(max_num_seqs)
         self.stats = SpeculationStats()
         self._rows, self._manager, self._emit = rows, manager, emit
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from textwrap import fill
 from types import MappingProxyType
 
-from bench.book import batching, capacity, chunking, policies, prefix, pressure, snapshots
+from bench.book import batching, capacity, chunking, drafts, policies, prefix, pressure, snapshots
 from bench.book.chapter import Chapter, Result, Scale
 
 CHAPTERS: Mapping[str, Chapter] = MappingProxyType(
@@ -30,6 +30,7 @@ CHAPTERS: Mapping[str, Chapter] = MappingProxyType(
         "snapshots": snapshots,
         "pressure": pressure,
         "chunking": chunking,
+        "drafts": drafts,
         "policies": policies,
     }
 )

@@ -22,6 +22,7 @@ DIGESTS = {
     "prefix": "c92aab6a27df68c9",
     "pressure": "a2c9e01565dedd48",
     "chunking": "990daab1f8aaa990",
+    "drafts": "754863d03f79729e",
     "policies": "75fc253aacf3a660",
     "snapshots": "493f48f4fdc77cb2",
 }
@@ -63,7 +64,7 @@ def digest(text: bytes) -> str:
         *("capacity", "chunking"),
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("batching", "prefix", "pressure", "policies", "snapshots")
+            for name in ("batching", "prefix", "pressure", "drafts", "policies", "snapshots")
         ),
     ],
 )

@@ -3,6 +3,8 @@
 import pytest
 from scheduler_driver import EOS, Driver
 
+from mie.sched.speculation import most_sampled
+
 
 class FixedDrafts:
     """Drafts the same tokens for every sequence, and remembers what it is told."""
@@ -100,11 +102,12 @@ def test_drafts_take_what_the_budget_has_left():
 
 
 def test_a_step_draws_at_most_so_many_tokens_with_drafts():
-    driver = Driver(drafter=FixedDrafts(*[9] * 12), num_blocks=64)
+    driver = Driver(drafter=FixedDrafts(*[9] * 25), num_blocks=64, max_num_seqs=2)
     decoding(driver, 2, 2, max_tokens=40)
     plan = driver.step()
-    assert {number: len(drafts) for number, drafts in drafts_of(plan).items()} == {0: 12, 1: 2}
-    assert driver.scheduler.speculation.drafter.asked[:2] == [(14, 2, 2), (2, 14, 2)]
+    assert {number: len(drafts) for number, drafts in drafts_of(plan).items()} == {0: 25, 1: 5}
+    assert driver.scheduler.speculation.drafter.asked[:2] == [(30, 2, 2), (5, 27, 2)]
+    assert [most_sampled(seats) for seats in (1, 3, 8, 100)] == [16, 48, 64, 100]
 
 
 def test_blocks_for_dropped_drafts_are_given_back():
