@@ -43,7 +43,8 @@ def _throughput(
     bench = simulated(device_costs(), config, right_percent=right_percent)
     lengths: dict[str, Any] = {name: Fixed(length) for name, length in load.items()}
     result = run_load(bench, independent(num_requests=2 * seats, seed=1, **lengths))
-    return float(summarize(result.records, result.duration_ns, metrics=())["output_throughput"])
+    summary = summarize(result.records, result.duration_ns, metrics=())
+    return float(summary["output_throughput"] or 0)
 
 
 def facts(result: Result) -> dict[str, str]:
