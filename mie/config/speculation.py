@@ -35,7 +35,7 @@ class SpeculativeConfig:
     """Maximum number of drafts of a sequence in a step."""
     prompt_lookup_max: int = 4
     """Maximum number of last tokens that must occur before."""
-    prompt_lookup_min: int = 2
+    prompt_lookup_min: int = 1
     """Minimum number of last tokens that must occur before."""
     adaptive: bool = True
     """Whether fewer drafts are made where they pay less. Otherwise, always the maximum."""

@@ -16,16 +16,18 @@ MOST_EQUAL = 8
 PRIOR = (0.25, 0.35, 0.45, 0.55, 0.65, 0.72, 0.78, 0.83, 0.87)
 """The share of right guesses by the length of the run, before any was seen."""
 PRIOR_WEIGHT = 6.0
-OWN_WEIGHT = 3.0
+OWN_WEIGHT = 2.0
 DECAY = 0.95
 """Factor of a sequence's earlier guesses with each step that has guesses."""
+MOST_CHANCE = 0.97
+"""The largest expected share of right guesses."""
 RETRY = 24
 """Steps without guesses after which a sequence tries again."""
 
 
 @dataclass(slots=True)
 class Share:
-    """The right guesses among those that were drawn after right ones."""
+    """The right guesses, and the guesses that were drawn, or expected to be right."""
 
     right: float = 0.0
     drawn: float = 0.0
@@ -41,6 +43,7 @@ class Record:
     """How well a sequence was guessed so far."""
 
     own: Share = field(default_factory=Share)
+    """Its right guesses, and the number that was expected from all sequences."""
     num_equal: int = 0
     """The length of the run of the latest guesses."""
     num_idle: int = 0
@@ -72,11 +75,15 @@ class Rule:
 
     def chance(self, record: Record, num_equal: int) -> float:
         """Return the expected share of right guesses after a run of equal tokens."""
+        own = record.own
+        better = (own.right + OWN_WEIGHT) / (own.drawn + OWN_WEIGHT)
+        return min(MOST_CHANCE, self._general(num_equal) * better)
+
+    def _general(self, num_equal: int) -> float:
+        """Return the share of right guesses after such a run, in all sequences."""
         num_equal = min(num_equal, MOST_EQUAL)
         seen = self._by_run[num_equal]
-        general = (seen.right + PRIOR_WEIGHT * PRIOR[num_equal]) / (seen.drawn + PRIOR_WEIGHT)
-        own = record.own
-        return (own.right + OWN_WEIGHT * general) / (own.drawn + OWN_WEIGHT)
+        return (seen.right + PRIOR_WEIGHT * PRIOR[num_equal]) / (seen.drawn + PRIOR_WEIGHT)
 
     def length(
         self, record: Record, num_equal: int, most: int, num_rows: int, num_tokens: float
@@ -106,6 +113,6 @@ class Rule:
     def learn(self, record: Record, num_guesses: int, num_right: int) -> None:
         """Count the guesses of a step. Those after a wrong one were not drawn."""
         num_drawn = min(num_right + 1, num_guesses)
-        record.own.add(num_right, num_drawn, DECAY)
+        record.own.add(num_right, num_drawn * self._general(record.num_equal), DECAY)
         run = self._by_run[min(record.num_equal, MOST_EQUAL)]
         run.add(num_right, num_drawn, 0.999)

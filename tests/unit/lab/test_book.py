@@ -22,7 +22,7 @@ DIGESTS = {
     "prefix": "c92aab6a27df68c9",
     "pressure": "a2c9e01565dedd48",
     "chunking": "990daab1f8aaa990",
-    "drafts": "754863d03f79729e",
+    "drafts": "b4d4328daf34f732",
     "policies": "75fc253aacf3a660",
     "snapshots": "493f48f4fdc77cb2",
 }
