@@ -199,6 +199,9 @@ class _Printer:
             )
         if stats.num_preemptions:
             numbers.append(count(stats.num_preemptions, "preemption"))
+        if speculation := self._llm.engine.scheduler.speculation:
+            kept = speculation.stats.num_accepted_tokens
+            numbers.append(f"{kept:,} of {count(speculation.stats.num_draft_tokens, 'draft')} kept")
         if failed := num_failed(self._lines):
             numbers.append(f"{failed} failed")
         report_sampling_defaults(self._args, self._llm)

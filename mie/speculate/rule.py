@@ -32,7 +32,7 @@ class Share:
     right: float = 0.0
     drawn: float = 0.0
 
-    def add(self, right: int, drawn: int, decay: float) -> None:
+    def add(self, right: float, drawn: float, decay: float) -> None:
         """Add guesses, after the earlier ones are multiplied by ``decay``."""
         self.right = self.right * decay + right
         self.drawn = self.drawn * decay + drawn
