@@ -29,11 +29,15 @@ _MASK = (1 << 64) - 1
 _TEXT = 1  # separates the texts of prompts from answers, which have keys of three numbers
 
 
+TOKEN_FACTOR = 0x9E3779B97F4A7C15
+"""2**64 divided by the golden ratio, as in SplitMix64."""
+
+
 def text_key(*numbers: int) -> int:
     """Return a key for the source of text with these numbers (SplitMix64's finaliser for each)."""
     key = 0
     for number in numbers:
-        key = (key ^ number) + 0x9E3779B97F4A7C15 & _MASK
+        key = (key ^ number) + TOKEN_FACTOR & _MASK
         key = (key ^ key >> 30) * 0xBF58476D1CE4E5B9 & _MASK
         key = (key ^ key >> 27) * 0x94D049BB133111EB & _MASK
         key ^= key >> 31
@@ -41,8 +45,12 @@ def text_key(*numbers: int) -> int:
 
 
 def text_token(key: int, position: int, vocab_size: int) -> int:
-    """Return the token at a position."""
-    return (key * (position + 1) >> 20) % vocab_size
+    """Return the token at a position.
+
+    A factor of many bits for each position makes the tokens of a text independent. Otherwise short
+    texts with different keys would be equal.
+    """
+    return (key * (position * TOKEN_FACTOR + 1) >> 32 & 0xFFFFFFFF) % vocab_size
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from mie.lab.sim.costs import Costs, SimClock, StepWork, causal_pairs, window_pa
 from mie.lab.sim.devices import Device, costs_on, memory_beside, state_bytes, window_of
 from mie.lab.sim.drafts import RIGHT_PERCENT, SimDrafter
 from mie.lab.sim.driver import Bench
-from mie.lab.workload import text_key, text_token
+from mie.lab.workload import TOKEN_FACTOR, text_key, text_token
 from mie.load.engine import new_scheduler, warn_of_fewer_seqs
 from mie.load.settings import check_states, effective_config
 from mie.load.sizing import DEFAULT_SWAP_BYTES, layout_of, num_states_of, sizes_on_host
@@ -80,7 +80,8 @@ class SimRunner:
         for row in plan.decodes:
             stored[row] = position = stored[row] + 1
             num_context += position
-            decoded.append((keys[row] * (position + 1) >> 20) % vocab_size)
+            spread = keys[row] * (position * TOKEN_FACTOR + 1)
+            decoded.append((spread >> 32 & 0xFFFFFFFF) % vocab_size)
         return num_context, decoded
 
     def _prefill(self, chunk: Chunk) -> ChunkResult:

@@ -83,3 +83,11 @@ def test_an_absurd_workload_is_refused(requests: object, message: str, tmp_path:
     with pytest.raises(ConfigError, match=message) as caught:
         Workload.load(path)
     assert str(caught.value).startswith(str(path))
+
+
+def test_short_texts_with_different_numbers_differ() -> None:
+    requests = (
+        WorkloadRequest(request_id=str(number), prompt=(Text(number, 4),), max_tokens=1)
+        for number in range(8000)
+    )
+    assert len({tuple(each.token_ids(2**18, {})) for each in requests}) == 8000
