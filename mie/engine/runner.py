@@ -230,10 +230,8 @@ class ModelRunner:
             np.arange(*chunk.scored) + shift
             for chunk, shift in zip(chunks, shifts[num_decodes:], strict=True)
         ]
-        positions, token_rows = (
-            np.arange(ends[-1]) - np.repeat(shifts, counts),
-            np.repeat(rows, counts),
-        )
+        positions = np.arange(ends[-1]) - np.repeat(shifts, counts)
+        token_rows = np.repeat(rows, counts)
         num_apart = num_decodes
         if self.backend.has_decode_kernels:  # tokens with drafts are decodes, and lead the chunks
             num_apart += sum([len(chunk.token_ids) for chunk in chunks if chunk.num_drafts])
