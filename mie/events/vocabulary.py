@@ -156,7 +156,9 @@ _SHAPES: Mapping[str, Shape] = MappingProxyType(
         "block_size": _is_up_to(MAX_BLOCK_SIZE),
         "n": _is_up_to(MAX_CHOICES),
         **dict.fromkeys(("max_tokens", "source", "row"), _or_none(_is_integer)),
-        **dict.fromkeys(("choices", "rows", "blocks", "tokens", "entry"), _is_integers),
+        **dict.fromkeys(
+            ("choices", "rows", "blocks", "tokens", "entry", "cached", "got"), _is_integers
+        ),
         "entries": lambda value: isinstance(value, tuple) and all(map(_is_list, value)),
         "host": _or_none(_is_integers),
         "salt": _or_none(_is_text),

@@ -25,6 +25,7 @@ from mie.engine.constraints.constraint import Constraints
 from mie.engine.engine import Engine, Runner
 from mie.engine.overlap import OverlappingRunner
 from mie.engine.runner import ModelRunner
+from mie.engine.watch.departures import Departures
 from mie.engine.watch.metrics import EngineMetrics
 from mie.engine.watch.snapshot import scheduler_snapshot
 from mie.errors import ConfigError
@@ -141,6 +142,7 @@ def build_engine(
         )
     log = EventLog(config.event_log_steps, trace, backend.numerics())
     tier = disk_tier(opened, backend, plan, new_store)
+    departures = Departures(log.emit) if config.enable_prefix_caching else None
     with plan.guarded():
         scheduler = new_scheduler(
             config,
@@ -152,6 +154,7 @@ def build_engine(
             plan.window,
             drafter,
             tier,
+            departures,
         )
         decoder = _load_decoder(opened, chosen, plan, use_tqdm)
         kv_cache, host_cache = _new_caches(plan, model, backend)
@@ -207,6 +210,9 @@ def build_engine(
         engine.before_step.append(tier.before_step)
         engine.observers.append(tier.after_step)
         weakref.finalize(engine, tier.close)
+    if departures is not None:
+        departures.connect(scheduler)
+        engine.before_step.append(departures.before_step)
     return engine
 
 
@@ -238,12 +244,17 @@ def new_scheduler(
     window: Window | None = None,
     drafter: Drafter | None = None,
     tier: DiskTier | None = None,
+    departures: Departures | None = None,
 ) -> Scheduler:
     """Return a scheduler with its memory manager, both writing to ``log``, which starts here.
 
     ``num_states`` has the slots of recurrent states on the device and on the host.
     """
-    emit = log.emit if tier is None else both(tier.emit, log.emit)
+    emit = log.emit
+    if departures is not None:
+        emit = both(departures.note, emit)
+    if tier is not None:
+        emit = both(tier.emit, emit)
     parts: list[Part] = []
     if window is not None:
         parts.append(Windows(window))

@@ -110,6 +110,9 @@ def work_of(num_prompt: int, num_output: int, parts: Collection[RequestMetrics])
         **dict.fromkeys(_COUNTS, 0),
         **dict.fromkeys(_RARE),
     }
+    departures = [part.departure for part in parts if part.departure is not None]
+    if departures:
+        facts["departs_at"], facts["departs_because"] = departures[0].position, departures[0].reason
     for part in parts:
         times = (part.queue_time, part.time_to_first_token)
         for name, seconds in zip(("queue_seconds", "first_token_seconds"), times, strict=True):

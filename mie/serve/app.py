@@ -25,6 +25,7 @@ from mie.serve.asgi import Failures, RootPath, WholeBody, route_of
 from mie.serve.auth import Authentication
 from mie.serve.config import ServeConfig
 from mie.serve.cross_site import CrossSite
+from mie.serve.departs import HEADER
 from mie.serve.errors import ApiError, api_error
 from mie.serve.health import Gate, Health, ServerHealth
 from mie.serve.limits import QueueLimit
@@ -70,7 +71,7 @@ class Edge(ABC):
                     allow_origins=list(config.allowed_origins),
                     allow_methods=["GET", "POST"],
                     allow_headers=["*"],
-                    expose_headers=["x-request-id", "retry-after"],
+                    expose_headers=["x-request-id", "retry-after", HEADER],
                 )
             )
         # A 500 from here has a request id and may be read by web pages. The outermost answers

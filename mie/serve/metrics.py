@@ -47,6 +47,7 @@ HELP = {
     "mie:tool_calls": "Calls of tools in answers.",
     "mie:tool_calls_unparsed": "Opening tags of calls that no call followed, and that stayed text.",
     "mie:tokens_recomputed": "Tokens computed again after a preemption.",
+    "mie:prefix_departures": "Prompts that were not cached to their end, by the reason.",
     "mie:tokens_forced": "Tokens of structured outputs that were determined, so not sampled.",
 }
 """Descriptions of some metrics. The others have their names."""

@@ -27,6 +27,7 @@ from mie.frontend.stream import OutputStream
 from mie.sched.result import TokenLogprobs
 from mie.serve.access_log import work_of
 from mie.serve.asgi import EventStream, facts_of
+from mie.serve.departs import departs
 from mie.serve.errors import ApiError, api_error, invalid, naming_structure, refuse_failed
 from mie.serve.openai.logprobs import LogprobWriter, TextOffsets
 from mie.serve.parts import Parts
@@ -227,6 +228,7 @@ class Writer(Asked[A], EventStream, ABC):
                 await self._next()
             outputs = sorted(self.finished, key=self.place)
             refuse_failed(outputs)
+            self.headers |= await departs(outputs, self.serving.engine, shows_cached=self._is_alone)
             choices = [self._noted(x, new) for x in outputs for new in x.outputs]
             if self._answer_bytes < PART_BYTES:
                 answer: ASGIApp = _json_answer(json_text(self.whole(choices)), self.headers)
@@ -247,6 +249,11 @@ class Writer(Asked[A], EventStream, ABC):
     def parts_of(self, choices: list[Choice]) -> list[bytes]:
         """Return the pieces of the whole answer, or none if the request was given up."""
         return written(self.whole(choices), lambda: not self._is_closed)
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether no other client shares the cached prompts of this one."""
+        return self.scope.get("mie.client") is None or bool(salt_of(self.scope, None))
 
     def _release(self) -> None:
         """Count the memory of the log-probabilities no more."""

@@ -17,6 +17,8 @@ from mie import SamplingParams
 from mie.config.engine import EngineConfig
 from mie.disk.segment import SUFFIX
 from mie.engine.engine import Engine
+from mie.engine.watch.snapshot import scheduler_snapshot
+from mie.events.replay import State
 from mie.load.engine import load_engine
 from mie.load.settings import LoadSettings
 
@@ -89,6 +91,15 @@ def answers(engine: Engine, asks: list[Ask]) -> list[object]:
     ]
 
 
+def check_log(engine: Engine) -> None:
+    """Check that the log leads to the state of the engine."""
+    *_, segment = engine.log.segments()
+    state = State.from_snapshot(segment.snapshot, segment.after)
+    for step in segment.steps:
+        state.apply_step(step)
+    assert state.snapshot() == scheduler_snapshot(engine.scheduler)
+
+
 def break_files(folder: Path, rng: random.Random) -> str:
     """Damage the files as a bad disk, another program or a user may."""
     fault = rng.choice(FAULTS)
@@ -118,6 +129,7 @@ def check_scenario(model: str, backend: str, seed: int, folder: Path) -> Counter
         )
         engine = new_engine(model, backend, prefix_cache_dir=str(folder), **settings)
         assert answers(engine, asks) == expected
+        check_log(engine)
         tier = tier_of(engine)
         tier.close()
         stats = tier.store.stats

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields
 
 from mie.base.refusals import refuses_names
+from mie.base.stats.departure import Departure
 
 
 @refuses_names
@@ -31,6 +32,8 @@ class RequestMetrics:
     """Tokens that were computed, lost in a preemption, and computed again."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache at the first admission, in full blocks or in part."""
+    departure: Departure | None = None
+    """Where the prompt departs from the prefix cache. None if it is cached, or without a cache."""
     num_forced_tokens: int = 0
     """Tokens of structured outputs that were determined, and were not sampled."""
     num_draft_tokens: int = 0

@@ -19,6 +19,7 @@ from itertools import takewhile
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
+from mie.base.stats.departure import REASONS as DEPARTURES
 from mie.base.stats.metric import Counter, Gauge, Metric, Tally
 from mie.base.stats.request import RequestMetrics
 from mie.base.stats.step import StepStats
@@ -173,6 +174,7 @@ class _Totals:
         self._losses = losses
         self.counts = dict.fromkeys(_COUNTS, 0)
         self.num_ended = dict.fromkeys(REASONS, 0)
+        self.num_departed = dict.fromkeys(DEPARTURES, 0)
         self.histograms = {
             name: Tally(limits or tokens) for name, (limits, _) in _OF_A_REQUEST.items()
         }
@@ -181,6 +183,7 @@ class _Totals:
         """Return the sum of these totals and ``records``."""
         totals = copy.copy(self)
         totals.counts, totals.num_ended = self.counts.copy(), self.num_ended.copy()
+        totals.num_departed = self.num_departed.copy()
         totals.histograms = {name: tally.copy() for name, tally in self.histograms.items()}
         for record in records:
             totals._add(record)
@@ -191,6 +194,8 @@ class _Totals:
             self._losses.count(name, partial(self._count, name, record))
         if record.reason is not None:
             self.num_ended[record.reason] += 1
+            if record.times.departure is not None:
+                self.num_departed[record.times.departure.reason] += 1
         for name in _OF_A_REQUEST:
             if record.reason is not None or name == FIRST_TOKEN:
                 self._losses.count(name, partial(self._observe, name, record))
@@ -356,6 +361,7 @@ class Snapshot:
                 ("vllm:request_success", {"finished_reason": k}, v)
                 for k, v in totals.num_ended.items()
             ),
+            *(("mie:prefix_departures", {"reason": k}, v) for k, v in totals.num_departed.items()),
         ]
         return [
             *(Gauge(name=n, labels={**shared, **own}, value=v) for n, own, v in self.gauges),

@@ -221,6 +221,13 @@ class State:
         require(0 < count <= MAX_FORCED_RUN, f"at most {MAX_FORCED_RUN} tokens are forced at once")
         self._runner(seq).num_tokens += count
 
+    def _on_depart(
+        self, seq: Seq, position: int, reason: str, cached: Iterable[int], got: Iterable[int]
+    ) -> None:
+        values = self._sequence(seq)
+        require(values.row is None, "it is running")
+        require(0 <= position < values.num_tokens, f"it has {values.num_tokens} tokens")
+
     def _on_fork(self, seq: Seq, parent: Seq, row: int) -> None:
         values = self._runner(parent)
         self._check_choice(seq, parent)

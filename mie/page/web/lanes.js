@@ -175,6 +175,7 @@ export function describe({ kind, event }, name) {
     case "preempt": return `preempted ${event.by ? `because ${name(event.by)} needed room` : "because a step was abandoned"}; victim: ${event.rule}; ${event.mode}${event.num_lost ? `, ${event.num_lost} tokens lost` : ""}`;
     case "export": return `swapped out: ${event.host.length} blocks to the host`;
     case "import": return `swapped in: ${event.blocks.length} blocks from the host`;
+    case "depart": return `departs from the cache at token ${event.position}: ${event.reason}`;
     case "read": return `read from a disk: ${event.num_tokens} tokens, in ${event.host.length} host blocks`;
     case "drop": return "its host blocks were freed";
     case "finish": return `ended: ${event.reason}`;

@@ -61,6 +61,7 @@ def test_the_counts_match_the_run(llm):
         "mie:snapshots_evicted": 0,
         "mie:tokens_recomputed": 0,
         "mie:tokens_forced": 0,
+        "mie:prefix_departures": 2,  # the last reason is "new"
         "prompt_tokens_by_source": 0,
         "kv_cache_usage_perc": 0,
         "prefix_cache_queries": 2 * len(PROMPT) + 5,

@@ -1,0 +1,91 @@
+"""Test where and why a prompt departs from the prefix cache."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import run_to_end
+
+from mie import SamplingParams
+from mie.base.stats.departure import REASONS, Departure
+from mie.config.engine import EngineConfig
+from mie.engine.engine import Engine
+from mie.engine.watch.metrics import snapshot_of
+from mie.load.engine import load_engine
+from mie.load.settings import LoadSettings
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "models"
+PROMPT = [*range(5, 25)]
+
+
+def new_engine(model: str = "qwen3_tied", num_blocks: int = 40, **settings: Any) -> Engine:
+    config = EngineConfig(num_blocks=num_blocks, block_size=4, max_model_len=32, **settings)
+    return load_engine(GOLDEN / model, LoadSettings(engine=config, backend="numpy"), use_tqdm=False)
+
+
+def departure(engine: Engine, tokens: list[int], salt: str | None = None) -> Departure | None:
+    params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
+    request = engine.add_request(tokens, params, cache_salt=salt)
+    run_to_end(engine)
+    return request.metrics.departure
+
+
+def test_a_prompt_departs_at_the_first_other_token():
+    engine = new_engine()
+    assert departure(engine, PROMPT) == Departure(0, 20, "new", (), tuple(PROMPT[:8]))
+    assert departure(engine, PROMPT) is None
+    changed = [*PROMPT[:10], 60, *PROMPT[11:]]
+    assert departure(engine, changed) == Departure(
+        10, 20, "other tokens", (15, 16), (60, *PROMPT[11:18])
+    )
+    assert departure(engine, [60, *PROMPT[1:]]) == Departure(
+        0, 20, "other tokens", tuple(PROMPT[:4]), (60, *PROMPT[1:8])
+    )
+    longer = departure(engine, [*PROMPT, *range(40, 48)])
+    assert longer == Departure(20, 28, "new", (), tuple(range(40, 48)))
+
+
+def test_another_salt_and_evicted_blocks_are_reasons():
+    engine = new_engine(num_blocks=8)
+    departure(engine, PROMPT, "a")
+    found = departure(engine, PROMPT, "b")
+    assert found is not None
+    assert (found.position, found.reason, found.cached) == (0, "other salt", ())
+    departure(engine, [*range(30, 50)], "b")
+    found = departure(engine, PROMPT, "a")
+    assert found is not None
+    assert found.reason == "evicted"
+
+
+def test_a_state_that_was_not_kept_is_a_reason():
+    engine = new_engine("qwen35_delta")
+    departure(engine, PROMPT)
+    found = departure(engine, [*PROMPT[:14], *range(40, 46)])
+    assert found is not None
+    assert (found.position, found.reason) == (0, "no snapshot")
+
+
+def test_a_prompt_without_a_cache_does_not_depart():
+    assert departure(new_engine(enable_prefix_caching=False), PROMPT) is None
+
+
+def test_metrics_count_departures_by_reason():
+    engine = new_engine()
+    departure(engine, PROMPT)
+    departure(engine, [*PROMPT[:10], 60, *PROMPT[11:]])
+    counts = {
+        metric.labels["reason"]: metric.value
+        for metric in snapshot_of(engine).read("m")
+        if metric.name == "mie:prefix_departures"
+    }
+    assert counts == {**dict.fromkeys(REASONS, 0), "new": 1, "other tokens": 1}
+
+
+def test_early_departures_at_one_place_are_logged_once(caplog: pytest.LogCaptureFixture):
+    engine = new_engine()
+    with caplog.at_level(logging.WARNING, "mie.engine.watch.departures"):
+        for token in range(50, 56):
+            departure(engine, [5, token, *PROMPT])
+    (record,) = caplog.records
+    assert record.message.startswith("3 prompts were computed again from token 1 of 22 on")
