@@ -5,6 +5,7 @@
 book         the gain of each mechanism, simulated
 cpu          generation on a CPU, beside other engines
 gpu          attention and generation on a GPU
+rows         what a step of a few rows costs on a CPU, beside a step of one
 sched        the host's share of a step
 serve        `mie serve` beside `LLM.generate` and other servers
 speculate    drafts beside none, on questions of Spec-Bench
@@ -21,7 +22,7 @@ from bench.harness import untune
 
 MODULES = {"book": "book.report", "gpu": "gpu.main"}
 """Benchmarks with a module of another name in `bench`."""
-NAMES = ("book", "cpu", "gpu", "sched", "serve", "speculate", "start", "structured")
+NAMES = ("book", "cpu", "gpu", "rows", "sched", "serve", "speculate", "start", "structured")
 
 if __name__ == "__main__":
     untune()

@@ -79,7 +79,9 @@ def kernel_named(name: str, cpu: Cpu) -> Any:
     base, _, dtype = name.rstrip("]").partition("[")
     if base == "multiply":
         return products.multiply(FORMATS[dtype], products.tiles_of(FORMATS[dtype], cpu.vector_bits))
-    modules = (elementwise, linear, attention, experts, recurrent, logits, team)
+    if base in ("linear", "gate_up"):
+        return vars(linear)[base](FORMATS[dtype], products.FEW_ROWS[cpu.vector_bits])
+    modules = (elementwise, attention, experts, recurrent, logits, team)
     found = next(vars(module)[base] for module in modules if base in vars(module))
     return found(FORMATS[dtype]) if dtype else found
 

@@ -38,8 +38,6 @@ It is a multiple of every group of inputs that share a scale.
 """
 WIDE_BYTES = K_BLOCK * PANELS * LANES * 4
 """The weights of a pass, widened to float32."""
-FEW_ROWS = 8
-"""Most rows for which quantised weights are widened in registers, for each tile again."""
 
 QUERY_ROWS = 48
 """Rows of attention that one tile scores: queries times the heads of a group."""

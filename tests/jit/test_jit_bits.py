@@ -9,6 +9,7 @@ by 1 to 4 threads, in this process or a forked child. All logits must have the s
 import itertools
 import multiprocessing
 import os
+import platform
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,16 +21,19 @@ import tiny_models
 from compiled import CACHES, QUICK_CACHES, jit_backend, needs_numba
 from deadlines import PATIENCE, join
 from numpy.typing import NDArray
+from quantised_rows import quantised
 
 from mie.checkpoint.config import load_model_config
 from mie.checkpoint.rounding import RoundedCheckpoint
 from mie.checkpoint.weights import Checkpoint, expected_tensors
+from mie.config.engine import EngineConfig
+from mie.load.backends import load_backend
 from mie.load.sizing import cache_shape
 from mie.model.config import ModelConfig
 from mie.model.decoder import Decoder
 from mie.ops.backend import StepBatch
 from mie.ops.kv_cache import HALVES
-from mie.ops.weights.quantised import Form
+from mie.ops.weights.quantised import Form, dequantise
 
 pytestmark = needs_numba
 
@@ -350,3 +354,51 @@ def test_a_row_of_a_norm_or_gate_depends_on_no_other(width: int):
                 rows = rng.permutation(len(x))[:count]
                 got = getattr(jit_backend(threads), name)(x[rows], *arguments)
                 assert got.tobytes() == wanted[rows].tobytes()
+
+
+def chains(x: NDArray[np.float32], weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return x times weights, each output a chain of multiply-adds that are rounded once.
+
+    The product of two float32 numbers is exact in 64 bits. Only a sum close to the middle between
+    two float32 numbers could be rounded twice, by chance 2**-39 of the time.
+    """
+    if np.finfo(np.longdouble).nmant < 63:
+        pytest.skip("long double has fewer than 64 bits here")
+    wide, sums = x.astype(np.longdouble), np.zeros((len(x), len(weights)), np.float32)
+    for k in range(x.shape[1]):
+        sums = (wide[:, k, None] * weights[:, k] + sums).astype(np.float32)
+    return sums
+
+
+@pytest.mark.parametrize("cpu", ["haswell", ""])
+@pytest.mark.parametrize(
+    "form",
+    [
+        Form(codes="int4", group=32, has_offsets=True),
+        None,
+        *(
+            pytest.param(Form(codes=codes, group=32, has_offsets=offsets), marks=pytest.mark.slow)
+            for codes, offsets in (("int4", False), ("int8", False), ("int8", True))
+        ),
+    ],
+    ids=str,
+)
+def test_an_output_is_one_chain_for_any_number_of_rows(
+    form: Form | None, cpu: str, monkeypatch: pytest.MonkeyPatch
+):
+    if cpu and platform.machine() != "x86_64":
+        pytest.skip("no such CPU")
+    monkeypatch.setenv("MIE_CPU", cpu)
+    num_outputs, num_inputs = 70, 550
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(17, num_inputs)).astype(np.float32)
+    rows: Any = rng.normal(size=(num_outputs, num_inputs)).astype(HALVES["bfloat16"])
+    if form is not None:
+        rows = quantised(form, num_outputs, num_inputs)
+    weights = rows.astype(np.float32) if form is None else dequantise(rows)
+    wanted = chains(x, weights)
+    for threads in (1, 2):
+        backend = load_backend("jit", "auto", EngineConfig(num_threads=threads))
+        matrix = backend.load_linear(rows.shape, [rows], None, [(num_outputs, form)])
+        for count in range(1, 18):
+            assert backend.linear(x[:count], matrix).tobytes() == wanted[:count].tobytes(), count

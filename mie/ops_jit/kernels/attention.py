@@ -104,6 +104,15 @@ def attend(fmt: Format) -> Callable[..., None]:
         return block * block_size + position % block_size
 
     @kernel_function
+    def adjacent(args, table, position, end):
+        """Return how far memory has the positions from this one on in order, at most ``end``."""
+        block_size = word(args, 10)
+        block = position // block_size + 1
+        while block * block_size < end and word(table, block) == word(table, block - 1) + 1:
+            block += 1
+        return min(block * block_size, end)
+
+    @kernel_function
     def score(args, table, head, q, dim, rows, start, end, scores, packed):
         """Write the products of queries and the keys start … end - 1 [rows, 64], not yet scaled."""
         padded, keys, key_scales = (dim + 15) // 16 * 16, word(args, 1), word(args, 3)
@@ -165,10 +174,9 @@ def attend(fmt: Format) -> Callable[..., None]:
     @kernel_function
     def add_values(args, table, head, rows, start, begin, end, scores, states, state_bytes, padded):
         """Add the weighted values begin … end - 1 to the states."""
-        block_size, values = word(args, 10), word(args, 2)
-        position = begin
+        values, position = word(args, 2), begin
         while position < end:
-            count = min(block_size - position % block_size, end - position)
+            count = adjacent(args, table, position, end) - position
             slot = slot_of(args, table, head, position)
             if has_scales:
                 scales = word(args, 4) + slot * 4

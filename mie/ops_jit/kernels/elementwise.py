@@ -167,7 +167,7 @@ def embed(fmt: Format) -> Callable[..., None]:
             panel = table + token // 16 * ((dim + group - 1) // group * group_bytes)
             for first in range(0, dim, K_BLOCK):
                 count = min(K_BLOCK, dim - first)
-                widen(panel + first // group * group_bytes, count, scratch)
+                widen(panel + first // group * group_bytes, 0, count, scratch)
                 for i in range(count):
                     set_number(
                         out, row * dim + first + i, number(scratch, 16 * i + token % 16) * scale

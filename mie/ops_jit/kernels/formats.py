@@ -33,10 +33,12 @@ from mie.ops_jit.kernels.vectors import (
     fused,
     int64,
     lanes,
+    like,
     load_lanes,
     plain,
     pointer,
     splat,
+    splat_like,
     vector,
 )
 from mie.ops_jit.layout import INPUTS_OF_WORD, format_name, inputs_together
@@ -45,27 +47,27 @@ Widen = Callable[[ir.IRBuilder, ir.Value], ir.Value]
 
 
 def _bfloat16(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    return b.bitcast(b.shl(b.zext(x, lanes(I32)), splat(I32, 16)), VECTOR)
+    return b.bitcast(b.shl(b.zext(x, like(x, I32)), splat_like(x, I32, 16)), like(x, F32))
 
 
 def _float16(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    return b.fpext(x, VECTOR)
+    return b.fpext(x, like(x, F32))
 
 
 def _int8(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    return b.sitofp(b.sext(x, lanes(I32)), VECTOR)
+    return b.sitofp(b.sext(x, like(x, I32)), like(x, F32))
 
 
 def _highest(b: ir.IRBuilder, words: ir.Value) -> ir.Value:
-    return b.sitofp(b.and_(words, splat(I32, 15 << 28)), VECTOR)
+    return _int32(b, b.and_(words, splat_like(words, I32, 15 << 28)))
 
 
 def _after_highest(b: ir.IRBuilder, words: ir.Value) -> ir.Value:
-    return b.shl(words, splat(I32, 4))
+    return b.shl(words, splat_like(words, I32, 4))
 
 
 def _int32(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    return b.sitofp(x, VECTOR)
+    return b.sitofp(x, like(x, F32))
 
 
 def _fp8(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
@@ -73,10 +75,10 @@ def _fp8(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
 
     There is no NaN.
     """
-    bits = b.zext(x, lanes(I32))
-    sign = b.shl(b.and_(bits, splat(I32, 0x80)), splat(I32, 24))
-    rest = b.shl(b.and_(bits, splat(I32, 0x7F)), splat(I32, 20))
-    return b.fmul(b.bitcast(b.or_(sign, rest), VECTOR), splat(F32, 2.0**120))
+    bits = b.zext(x, like(x, I32))
+    sign = b.shl(b.and_(bits, splat_like(x, I32, 0x80)), splat_like(x, I32, 24))
+    rest = b.shl(b.and_(bits, splat_like(x, I32, 0x7F)), splat_like(x, I32, 20))
+    return b.fmul(b.bitcast(b.or_(sign, rest), like(x, F32)), splat_like(x, F32, 2.0**120))
 
 
 def _narrow_bfloat16(b: ir.IRBuilder, x: ir.Value, address: ir.Value) -> None:

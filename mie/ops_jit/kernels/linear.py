@@ -18,13 +18,13 @@ from mie.ops_jit.kernels.vectors import (
     word,
     words,
 )
-from mie.ops_jit.layout import BLOCK_ROWS, EXPERT_ITEM_WORDS, FEW_ROWS, K_BLOCK, PANELS, SUMS_BYTES
+from mie.ops_jit.layout import BLOCK_ROWS, EXPERT_ITEM_WORDS, K_BLOCK, PANELS, SUMS_BYTES
 
 AHEAD = 4096
 """How many bytes ahead a tile of one panel prefetches."""
 
 
-def group_product(fmt: Format) -> Callable[..., None]:
+def group_product(fmt: Format, few: int) -> Callable[..., None]:
     """Return a function that multiplies rows by the group of panels from an output on.
 
     ``multiply`` and ``wide`` are the addresses of the kernels `products.multiply` of this format
@@ -32,7 +32,7 @@ def group_product(fmt: Format) -> Callable[..., None]:
     many rows are widened once, to the address ``widened``.
     """
     group, group_bytes, load_bytes = fmt.together, fmt.bytes_together, 16 * fmt.itemsize
-    most = FEW_ROWS if fmt.headers else BLOCK_ROWS
+    most = few if fmt.headers else BLOCK_ROWS
     widen = widener(fmt)
 
     @kernel_function
@@ -49,7 +49,7 @@ def group_product(fmt: Format) -> Callable[..., None]:
                 )  # fmt: skip
             else:
                 for panel in range(panels):
-                    widen(weights + panel * stride, count, widened + panel * count * 64)
+                    widen(weights + panel * stride, AHEAD, count, widened + panel * count * 64)
                 call_multiply(
                     wide, numbers, k * 4, widened, count * 64, 64, 0, count,
                     sums, 256, rows, panels, resume,
@@ -75,9 +75,9 @@ def work_of(step, tile, rows_word, outputs, w, bias, items):
     return tile // blocks, first, min(BLOCK_ROWS, total - first), w, bias
 
 
-def linear(fmt: Format) -> Callable[..., None]:
+def linear(fmt: Format, few: int) -> Callable[..., None]:
     """Return the kernel that multiplies by a matrix of this format."""
-    product = group_product(fmt)
+    product = group_product(fmt, few)
 
     @kernel_function
     def kernel(args, step, tile, scratch):
@@ -111,9 +111,9 @@ def linear(fmt: Format) -> Callable[..., None]:
     return kernel
 
 
-def gate_up(fmt: Format) -> Callable[..., None]:
+def gate_up(fmt: Format, few: int) -> Callable[..., None]:
     """Return the kernel that multiplies by the gate's and the other half, and activates."""
-    product = group_product(fmt)
+    product = group_product(fmt, few)
 
     @kernel_function
     def kernel(args, step, tile, scratch):

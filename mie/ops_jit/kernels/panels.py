@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
@@ -33,25 +33,44 @@ from mie.ops_jit.kernels.vectors import (
     plain,
     pointer,
     splat,
+    splat_like,
 )
-from mie.ops_jit.layout import INPUTS_OF_WORD, words_of_block
+from mie.ops_jit.layout import INPUTS_OF_WORD, LANES, words_of_block
 
 Vectors = Sequence[ir.Value]
 Load = Callable[[], ir.Value]
 
 
+class Columns(NamedTuple):
+    """Outputs of panels, as vectors of ``lanes`` outputs."""
+
+    panels: Sequence[ir.Value]
+    """The addresses of the panels."""
+    firsts: Sequence[ir.Value] = (I64(0),)
+    """The first outputs of the vectors of each panel."""
+    lanes: int = LANES
+
+    def places(
+        self, b: ir.IRBuilder, panels: Sequence[ir.Value], itemsize: int
+    ) -> Sequence[ir.Value]:
+        """Return the place of each vector, from places in the panels on."""
+        own = [b.mul(first, I64(itemsize)) for first in self.firsts]
+        return [b.add(panel, each) for panel in panels for each in own]
+
+
 def over_inputs(
-    b: ir.IRBuilder, fmt: Format, panels: Sequence[ir.Value], stride: Any, ahead: Any, count: Any,
-    state: Vectors, use: Callable[[ir.Value, Vectors, Vectors], Vectors], written_out: int = 1,
+    b: ir.IRBuilder, fmt: Format, columns: Columns, stride: Any, ahead: Any, count: Any,
+    state: Vectors, use: Callable[[ir.Value, Vectors, Vectors], Vectors],
+    keeps_offsets: bool = True,
 ) -> Vectors:  # fmt: skip
     """Emit state = use(k, weights, state) for the inputs k of panels. Return the last state.
 
-    There is a vector of weights for each panel. ``stride`` is from load to load.
-    ``written_out`` is the number of words of a block for which there is code, if that has words.
+    There is a vector of weights for each of the columns. ``stride`` is from load to load.
+    ``keeps_offsets`` keeps the offsets of codes that are read in place in registers.
     """
 
     def over_loads(
-        begin: ir.Value, number: ir.Value, places: Sequence[ir.Value], headers: Sequence[Vectors],
+        begin: ir.Value, number: ir.Value, codes: Sequence[ir.Value], headers: Sequence[Vectors],
         state: Vectors,
     ) -> Vectors:  # fmt: skip
         """Go over inputs that share scales, from ``begin`` on."""
@@ -63,9 +82,10 @@ def over_inputs(
             ]
 
         def step(i: ir.Value, state: Vectors) -> Vectors:
-            at = [b.add(each, b.mul(i, stride)) for each in places]
-            _prefetch(b, at, ahead)
-            loaded = [load_lanes(b, each, fmt.element) for each in at]
+            own = [b.add(each, b.mul(i, stride)) for each in codes]
+            _prefetch(b, own, ahead)
+            at = columns.places(b, own, fmt.itemsize)
+            loaded = [load_lanes(b, each, fmt.element, columns.lanes) for each in at]
             if fmt.after is None:
                 return use(b.add(begin, i), widened(loaded), state)
             after, count = fmt.after, len(state)
@@ -81,49 +101,58 @@ def over_inputs(
         return _loop(b, _ceil_div(b, number, fmt.inputs), step, state)
 
     if not fmt.headers:
-        return over_loads(I64(0), count, panels, [()] * len(panels), state)
+        none = [()] * (len(columns.panels) * len(columns.firsts))
+        return over_loads(I64(0), count, columns.panels, none, state)
 
     def step(group: ir.Value, state: Vectors) -> Vectors:
         begin = b.mul(group, I64(fmt.group))
         number = _smaller(b, b.sub(count, begin), I64(fmt.group))
-        headers, places = _headers(b, fmt, panels, group, ahead)
+        headers, codes = _headers(b, fmt, columns, group, ahead)
         if fmt.is_in_place:
             return _over_words(
-                b, fmt, headers, places, ahead, written_out, begin, number, state, use
+                b, fmt, columns, headers, codes, ahead, keeps_offsets, begin, number, state, use
             )
         loaded = [[load() for load in each] for each in headers]
-        return over_loads(begin, number, places, loaded, state)
+        return over_loads(begin, number, codes, loaded, state)
 
     return _loop(b, _ceil_div(b, count, fmt.group), step, state)
 
 
 def widener(fmt: Format) -> Any:
-    """Return a function for kernels that widens inputs of a panel to float32 [count, 16]."""
+    """Return a function for kernels that widens inputs of a panel to float32 [count, 16].
+
+    It prefetches the weights ``ahead`` bytes on.
+    """
 
     @intrinsic
-    def widen_panel(_: Any, panel: Any, count: Any, out: Any) -> Emitted:
-        def emit(b: ir.IRBuilder, panel: ir.Value, count: ir.Value, out: ir.Value) -> None:
+    def widen_panel(_: Any, panel: Any, ahead: Any, count: Any, out: Any) -> Emitted:
+        def emit(
+            b: ir.IRBuilder, panel: ir.Value, ahead: ir.Value, count: ir.Value, out: ir.Value
+        ) -> None:
             def use(k: ir.Value, weights: Vectors, state: Vectors) -> Vectors:
                 b.store(weights[0], pointer(b, b.add(out, b.shl(k, I64(6))), VECTOR), align=4)
                 return state
 
-            over_inputs(b, fmt, [panel], I64(16 * fmt.itemsize), None, count, [], use)
+            stride = I64(LANES * fmt.itemsize)
+            over_inputs(b, fmt, Columns([panel]), stride, ahead, count, [], use)
 
-        return plain(types.void, [int64] * 3, emit)
+        return plain(types.void, [int64] * 4, emit)
 
     return widen_panel
 
 
 def _headers(
-    b: ir.IRBuilder, fmt: Format, panels: Sequence[ir.Value], group: ir.Value, ahead: Any
+    b: ir.IRBuilder, fmt: Format, columns: Columns, group: ir.Value, ahead: Any
 ) -> tuple[Sequence[Sequence[Load]], Sequence[ir.Value]]:
-    """Return how to load a group's scales and offsets, and where its codes are, for each panel."""
+    """Return how to load each column's scales and offsets, and where each panel's codes are."""
+    panels, lanes_ = columns.panels, columns.lanes
     if not fmt.has_units:
         own = [b.add(each, b.mul(group, I64(fmt.bytes_together))) for each in panels]
         _prefetch(b, own, ahead, fmt.headers)
         load = _load_anew if fmt.is_in_place else _load
         headers = [
-            [partial(load, b, b.add(each, I64(64 * i))) for i in range(fmt.headers)] for each in own
+            [partial(load, b, b.add(each, I64(64 * i)), lanes_) for i in range(fmt.headers)]
+            for each in columns.places(b, own, 4)
         ]
         return headers, [b.add(each, I64(fmt.header_bytes)) for each in own]
     num_groups = fmt.together // fmt.group
@@ -132,12 +161,14 @@ def _headers(
     # There are at least as many groups as lines of a header, and each prefetches one.
     _prefetch(b, [b.add(each, b.shl(index, I64(6))) for each in own], ahead)
 
-    def product(panel: ir.Value, i: int) -> ir.Value:
+    def product(unit: ir.Value, byte: ir.Value, i: int) -> ir.Value:
         at = b.add(b.shl(index, I64(4)), I64(64 * fmt.headers + 16 * num_groups * i))
-        number = b.sitofp(b.sext(load_lanes(b, b.add(panel, at), I8), lanes(I32)), VECTOR)
-        return b.fmul(load_lanes(b, b.add(panel, I64(64 * i)), F32), number)
+        number = load_lanes(b, b.add(byte, at), I8, lanes_)
+        number = b.sitofp(b.sext(number, lanes(I32, lanes_)), lanes(F32, lanes_))
+        return b.fmul(load_lanes(b, b.add(unit, I64(64 * i)), F32, lanes_), number)
 
-    values = [[product(each, i) for i in range(fmt.headers)] for each in own]
+    places = zip(columns.places(b, own, 4), columns.places(b, own, 1), strict=True)
+    values = [[product(*each, i) for i in range(fmt.headers)] for each in places]
     codes = b.add(I64(fmt.header_bytes), b.mul(index, I64(fmt.code_bytes)))
     return [[*map(_kept, each)] for each in values], [b.add(each, codes) for each in own]
 
@@ -146,19 +177,19 @@ def _kept(vector: ir.Value) -> Load:
     return lambda: vector
 
 
-def _load(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
-    return load_lanes(b, address, F32)
+def _load(b: ir.IRBuilder, address: ir.Value, count: int) -> ir.Value:
+    return load_lanes(b, address, F32, count)
 
 
-def _load_anew(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+def _load_anew(b: ir.IRBuilder, address: ir.Value, count: int) -> ir.Value:
     """Load a vector here, because LLVM would keep it in a register or on the stack."""
-    return load_lanes(b, opaque(b, address), F32)
+    return load_lanes(b, opaque(b, address), F32, count)
 
 
 def _over_words(
-    b: ir.IRBuilder, fmt: Format, headers: Sequence[Sequence[Load]], codes: Sequence[ir.Value],
-    ahead: Any, written_out: int, begin: ir.Value, number: ir.Value, state: Vectors,
-    use: Callable[[ir.Value, Vectors, Vectors], Vectors],
+    b: ir.IRBuilder, fmt: Format, columns: Columns, headers: Sequence[Sequence[Load]],
+    codes: Sequence[ir.Value], ahead: Any, keeps_offsets: bool, begin: ir.Value, number: ir.Value,
+    state: Vectors, use: Callable[[ir.Value, Vectors, Vectors], Vectors],
 ) -> Vectors:  # fmt: skip
     """Go over the inputs of groups with words of codes, from ``begin`` on.
 
@@ -166,55 +197,58 @@ def _over_words(
     CPU has registers for all words of a block, so each nibble reads them from the cache again.
     """
     words, last = words_of_block(fmt.group), INPUTS_OF_WORD - 1
-    size, together = INPUTS_OF_WORD * words, min(written_out, words)
+    size = INPUTS_OF_WORD * words
 
     def scales() -> Vectors:
         return [load() for load, _ in headers]
 
+    def offsets() -> Vectors:
+        return [load() for _, load in headers]
+
+    kept = offsets() if keeps_offsets else None
+
+    def word(address: ir.Value) -> ir.Value:
+        return load_lanes(b, address, I32, columns.lanes)
+
     def weights(codes: Vectors, scales: Vectors) -> Vectors:
         numbers = [fmt.widen(b, each) for each in codes]
-        return [fused(b, *each) for each in zip(numbers, scales, offsets, strict=True)]
+        return [fused(b, *each) for each in zip(numbers, scales, kept or offsets(), strict=True)]
 
     def block(i: ir.Value, state: Vectors) -> Vectors:
         first, at = b.add(begin, b.mul(i, I64(size))), b.mul(i, I64(64 * words))
-        places = [b.add(each, at) for each in codes]
-        _prefetch(b, places, ahead, words)
+        own = [b.add(each, at) for each in codes]
+        _prefetch(b, own, ahead, words)
+        places = columns.places(b, own, 4)
 
         def nibble(k: ir.Value, state: Vectors, scales: Vectors, cut: Widen) -> Vectors:
-            def step(i: ir.Value, state: Vectors) -> Vectors:
-                i = b.mul(i, I64(together))
-                own = [opaque(b, b.add(each, b.shl(i, I64(6)))) for each in places]
-                begin = b.add(first, b.add(b.mul(k, I64(words)), i))
-                for j in range(together):
-                    each_word = [load_lanes(b, b.add(each, I64(64 * j)), I32) for each in own]
-                    values = weights([cut(b, each) for each in each_word], scales)
-                    state = use(b.add(begin, I64(j)), values, state)
-                return state
+            def step(j: ir.Value, state: Vectors) -> Vectors:
+                own = [word(opaque(b, b.add(each, b.shl(j, I64(6))))) for each in places]
+                values = weights([cut(b, each) for each in own], scales)
+                return use(b.add(first, b.add(b.mul(k, I64(words)), j)), values, state)
 
-            return _loop(b, I64(words // together), step, state)
+            return _loop(b, I64(words), step, state)
 
-        def step(k: ir.Value, state: Vectors) -> Vectors:
-            number = b.trunc(k, I32)
-            mask = broadcast(b, b.shl(I32(15), b.shl(number, I32(2))))
-            power = b.sub(I32(127 << 23), b.shl(number, I32(25)))  # the bits of 2**-4k
-            factor = broadcast(b, b.bitcast(power, F32))
-            small = [b.fmul(each, factor) for each in scales()]
-            return nibble(k, state, small, lambda b, each: b.and_(each, mask))
+        def step(k: ir.Value, both: Vectors) -> Vectors:
+            *own, mask = both[len(state) :]
+            sums = nibble(k, both[: len(state)], own, lambda b, each: b.and_(each, mask))
+            smaller = [b.fmul(each, splat_like(each, F32, 1 / 16)) for each in own]
+            return [*sums, *smaller, b.shl(mask, splat_like(mask, I32, 4))]
 
         # The highest nibble would be the sign of the word.
-        state = _loop(b, I64(last), step, state)
-        shift = splat(I32, 4 * last)
+        lowest = splat(I32, 15, columns.lanes)
+        state = _loop(b, I64(last), step, [*state, *scales(), lowest])[: len(state)]
+        shift = splat(I32, 4 * last, columns.lanes)
         return nibble(I64(last), state, scales(), lambda b, each: b.lshr(each, shift))
 
     def rest(i: ir.Value, state: Vectors) -> Vectors:
         """Use an input of a block that ends early."""
         at = b.shl(b.add(b.mul(whole, I64(words)), b.urem(i, I64(words))), I64(6))
-        shift = broadcast(b, b.trunc(b.shl(b.udiv(i, I64(words)), I64(2)), I32))
-        shifted = [b.lshr(load_lanes(b, b.add(each, at), I32), shift) for each in codes]
-        values = weights([b.and_(each, splat(I32, 15)) for each in shifted], scales())
+        number = b.trunc(b.shl(b.udiv(i, I64(words)), I64(2)), I32)
+        shift = broadcast(b, number, columns.lanes)
+        shifted = [b.lshr(word(b.add(each, at)), shift) for each in columns.places(b, codes, 4)]
+        values = weights([b.and_(each, splat_like(each, I32, 15)) for each in shifted], scales())
         return use(b.add(begin, b.add(b.mul(whole, I64(size)), i)), values, state)
 
-    offsets = [load() for _, load in headers]
     whole = b.udiv(number, I64(size))
     state = _loop(b, whole, block, state)
     return _loop(b, b.sub(number, b.mul(whole, I64(size))), rest, state)

@@ -175,7 +175,7 @@ def take_part(team, run, scratch):
             # until then.
             row = word(team, PROGRAM) + instruction * INSTRUCTION_WORDS * 8
             args, tiles = row + ARGUMENTS * 8, word(team, TILES)
-            call_kernel(word(row, KERNEL), args, word(team, HEADER), left - 1, scratch)
+            call_kernel(word(row, KERNEL), args, word(team, HEADER), tiles - left, scratch)
             if fetch_add(done_at, 1) + 1 == tiles:
                 set_word(team, DONE, 0)
                 release(ticket_at, next_ticket(team, run, instruction + 1))

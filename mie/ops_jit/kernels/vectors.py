@@ -23,9 +23,14 @@ F32 = ir.FloatType()
 int64, float32 = types.int64, types.float32
 
 
-def lanes(element: ir.Type) -> ir.VectorType:
-    """Return the LLVM type of 16 elements."""
-    return ir.VectorType(element, LANES)
+def lanes(element: ir.Type, count: int = LANES) -> ir.VectorType:
+    """Return the LLVM type of ``count`` elements."""
+    return ir.VectorType(element, count)
+
+
+def like(x: ir.Value, element: ir.Type) -> ir.VectorType:
+    """Return the LLVM type of as many elements as a vector has."""
+    return ir.VectorType(element, x.type.count)
 
 
 VECTOR = lanes(F32)
@@ -60,9 +65,14 @@ The wrappers for callers in Python and in C would be a third of the compilation.
 """
 
 
-def splat(element: ir.Type, number: float) -> ir.Constant:
-    """Return a constant of 16 equal elements."""
-    return ir.Constant(lanes(element), [ir.Constant(element, number)] * LANES)
+def splat(element: ir.Type, number: float, count: int = LANES) -> ir.Constant:
+    """Return a constant of ``count`` equal elements."""
+    return ir.Constant(lanes(element, count), [ir.Constant(element, number)] * count)
+
+
+def splat_like(x: ir.Value, element: ir.Type, number: float) -> ir.Constant:
+    """Return a constant of as many equal elements as a vector has."""
+    return splat(element, number, x.type.count)
 
 
 def call(b: ir.IRBuilder, name: str, result: ir.Type, values: Sequence[ir.Value]) -> ir.Value:
@@ -89,21 +99,23 @@ def pointer(b: ir.IRBuilder, address: ir.Value, element: ir.Type) -> ir.Value:
     return b.inttoptr(address, element.as_pointer())
 
 
-def load_lanes(b: ir.IRBuilder, address: ir.Value, element: ir.Type) -> ir.Value:
-    """Load 16 elements from any address."""
-    return b.load(pointer(b, address, lanes(element)), align=1)
+def load_lanes(
+    b: ir.IRBuilder, address: ir.Value, element: ir.Type, count: int = LANES
+) -> ir.Value:
+    """Load ``count`` elements from any address."""
+    return b.load(pointer(b, address, lanes(element, count)), align=1)
 
 
-def broadcast(b: ir.IRBuilder, number: ir.Value) -> ir.Value:
-    """Return a vector of 16 equal numbers."""
-    undefined = ir.Constant(lanes(number.type), ir.Undefined)
+def broadcast(b: ir.IRBuilder, number: ir.Value, count: int = LANES) -> ir.Value:
+    """Return a vector of ``count`` equal numbers."""
+    undefined = ir.Constant(lanes(number.type, count), ir.Undefined)
     one = b.insert_element(undefined, number, I32(0))
-    return b.shuffle_vector(one, undefined, splat(I32, 0))
+    return b.shuffle_vector(one, undefined, splat(I32, 0, count))
 
 
 def fused(b: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
     """Return x * y + z, rounded once."""
-    return call(b, "llvm.fma.v16f32", VECTOR, (x, y, z))
+    return call(b, f"llvm.fma.v{x.type.count}f32", x.type, (x, y, z))
 
 
 def opaque(b: ir.IRBuilder, address: ir.Value) -> ir.Value:

@@ -36,7 +36,7 @@ class Registers(NamedTuple):
 
 FMA = re.compile(r"\s(vfn?madd\d+ps\s|fmla\s)")
 AVX512 = Registers(CPUS["znver4"], re.compile(r"%zmm"), 24)
-AVX2 = Registers(CPUS["haswell"], re.compile(r"%ymm"), 10)
+AVX2 = Registers(CPUS["haswell"], re.compile(r"%ymm"), 12)
 NEON = Registers(CPUS["cortex-a78"], re.compile(r"\bv\d+\.4s"), 20)
 STACK = re.compile(r"\(%rsp\)|\[sp")
 TO_STACK = re.compile(r"%[xyz]mm\d+, \S*\(%rsp\)$|\sst[rp]\s.*\[sp")
