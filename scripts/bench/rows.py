@@ -21,10 +21,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.harness import ROOT, SCRIPTS, in_turn, machine, run_child, table, write_report
+from bench.harness import ROOT, in_turn, machine, run_child, table, write_report
 
 
 class Shape(NamedTuple):
@@ -133,8 +134,7 @@ class Parts:
         def programs(count: int) -> list[Callable[[], float]]:
             x = self._rng.standard_normal((count, inputs)).astype("float32")
             return [
-                self._recorded(x, lambda value, own=each: self._backend.linear(value, own))
-                for each in matrices
+                self._recorded(x, partial(self._backend.linear, weight=each)) for each in matrices
             ]
 
         found = least_seconds({count: programs(count) for count in counts}, seconds)
@@ -172,9 +172,9 @@ class Parts:
                 logits_rows=np.arange(count),
             )
             q = self._rng.standard_normal((count, shape.heads, shape.head_dim)).astype("float32")
-            attend = self._backend.paged_attention
+            attend, others = self._backend.paged_attention, {"batch": batch, "window": None}
             return [
-                self._recorded(q, lambda value, at=at: attend(value, cache, at, batch, None), batch)
+                self._recorded(q, partial(attend, cache=cache, layer=at, **others), batch)
                 for at in range(num_layers)
             ]
 
@@ -218,7 +218,8 @@ def least_seconds(
 
 
 def measure(request: Mapping[str, Any]) -> Seconds:
-    """Return the seconds of each part of a model's step."""
+    """Return the seconds of each part of a model's step, as the checkout ``root`` computes it."""
+    sys.path.insert(0, request["root"])
     shape, counts, seconds = SHAPES[request["model"]], request["rows"], request["seconds"]
     parts = Parts(shape, request["form"], request["context"])
     found = {name: parts.product(*sizes, counts, seconds) for name, sizes in shape.products.items()}
@@ -279,8 +280,7 @@ def main(argv: Sequence[str]) -> int:
             least: dict[str, Seconds] = {}
             for turn in range(args.rounds):
                 for name, root in in_turn(checkouts.items(), turn):
-                    path = f"{root}{os.pathsep}{SCRIPTS}"
-                    found = run_child("bench.rows", request, PYTHONPATH=path)
+                    found = run_child("bench.rows", request | {"root": str(root)})
                     least[name] = _least(least.get(name, found), found)
             for name, found in least.items():
                 least[name] = found = with_step(found, SHAPES[model].layers)
