@@ -45,6 +45,7 @@ if hasattr(providers, "_get_local_constants"):
     # depends on the tests that a process ran before, and then so would the examples.
     providers._get_local_constants = lambda: providers._local_constants
 
+TESTS = Path(__file__).resolve().parent
 HANG_SECONDS = {"quick": 600, "slow": 3600}
 """Time after which a test counts as hung, far more than any needs on a slow machine."""
 RARE = {("mode", "'random'"), ("mode", "'reverse'"), ("dtype", "'float16'")}
@@ -63,6 +64,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Build kernels unoptimised for `make test`, whose emulated engines run few steps."""
     if config.option.markexpr == "not slow":
         load.EmulatedLauncher = QuickLauncher
+    worker = getattr(config, "workerinput", None)
+    if worker and [Path(each).resolve() for each in config.args] == [TESTS]:
+        config.args = _from_another_folder(int(worker["workerid"][2:]), worker["workercount"])
     config.stash[_stderr] = os.dup(2)  # pytest does not capture it yet
     faulthandler.enable(config.stash[_stderr])
 
@@ -189,6 +193,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+def _from_another_folder(number: int, count: int) -> list[str]:
+    """Return the folders of tests in the order in which a worker of pytest-xdist collects them.
+
+    In a fresh clone pytest compiles each file. Workers that begin elsewhere share this work.
+    """
+    folders = sorted({str(path.parent) for path in TESTS.rglob("test_*.py")})
+    first = len(folders) * number // count
+    return [*folders[first:], *folders[:first]]
+
+
+@pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")
+def pytest_collection_in_order(items: list[pytest.Item]) -> None:
+    """Sort tests by folder, because all workers must have the same order."""
+    items.sort(key=lambda item: str(item.path.parent))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """Keep the collected tests out of later garbage collections, which take 0.3 s with them."""
@@ -245,11 +265,18 @@ def _keep_builds(config: pytest.Config, cache: Path) -> None:
             (cache / "mie" / name).symlink_to(kept)
 
 
+class _Models(dict[str, tiny_models.TinyModel]):
+    """Models by name, each made when a test first takes it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def __missing__(self, name: str) -> tiny_models.TinyModel:
+        self[name] = tiny_models.TinyModel(self._root / name, tiny_models.TINY[name])
+        return self[name]
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tiny_models.TinyModel]:
     """Random models of every family, by name."""
-    root = tmp_path_factory.mktemp("tiny")
-    return {
-        name: tiny_models.TinyModel(root / name, config)
-        for name, config in tiny_models.TINY.items()
-    }
+    return _Models(tmp_path_factory.mktemp("tiny"))
