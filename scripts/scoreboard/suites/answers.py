@@ -165,7 +165,9 @@ SUITE = Suite(
     f"{SEED}): {SIZES['IFEval']} prompts of IFEval with {TOKENS['IFEval']} tokens each, "
     f"{SIZES['GSM8K']} questions of GSM8K after {SHOTS} solved ones of the test set, and the "
     f"{SIZES['MT-bench']} talks of MT-bench. The files are quantised to about four bits. Gemma 3 "
-    "270M is a base model, and its card has no figure of these suites; it continues the prompts.",
+    "270M is a base model, and its card has no figure of these suites; it continues the prompts. "
+    "The checkers are installed with `pip install --no-deps if-verifiable==0.1.2` and "
+    "`pip install immutabledict langdetect nltk`.",
     cases=[
         Case(
             f"{benchmark}, {model}",

@@ -168,7 +168,8 @@ SUITE = Suite(
     f'`tool_choice: "required"`, greedily and with at most {MAX_TOKENS} tokens. A sample of '
     f"{SAMPLE} questions of each category is taken (seed {SEED}), or all if there are fewer. Only "
     "the categories that ask for parallel calls allow several calls. The model is not trained for "
-    "calls, so few are right; their form is the engine's.",
+    "calls, so few are right; their form is the engine's. The package is installed with "
+    "`pip install --no-deps bfcl-eval==2026.3.23`.",
     cases=[
         Case(
             category,
