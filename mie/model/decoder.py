@@ -45,7 +45,7 @@ class Decoder:
         self._eps = config.rms_norm_eps / (config.residual_scale * config.residual_scale)
         layout = layout or whole(config)
         loader = Loader(config, backend, checkpoint, self._eps, progress, rounded_to, layout)
-        ropes = {rope: self._load_rope(rope, num_positions) for rope in config.layer_ropes}
+        ropes = {rope: self._load_rope(rope, num_positions) for rope in {*config.layer_ropes}}
         self._embedding = loader.embedding("model.embed_tokens.weight")
         self._layers = [
             loader.layer(index, ropes[rope]) for index, rope in enumerate(config.layer_ropes)

@@ -7,13 +7,18 @@ import math
 from decimal import Context, Decimal
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import tiny_models
 
 from mie.checkpoint.config import load_model_config, model_config_from_hf
+from mie.load.engine import load_engine
+from mie.load.settings import LoadSettings
 from mie.model.config import RopeConfig
 from mie.model.rope import rope_inv_freq
+from mie.ops.numpy_backend import NumpyBackend
 from mie.ops.rope import rope_table
 
 GOLDEN = sorted((Path(__file__).parents[2] / "golden" / "models").iterdir())
@@ -137,3 +142,20 @@ def test_every_machine_gives_the_same_table(dtype: str, digest: str):
         inv_freq, scaling = rope_inv_freq(rope, 64, 4096)
         found.update(rope_table(inv_freq, scaling, 4096, dtype).tobytes())
     assert found.hexdigest()[:16] == digest
+
+
+def test_layers_with_equal_rotations_load_them_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    loaded = []
+
+    def count(backend: NumpyBackend, *arguments: Any) -> Any:
+        loaded.append(arguments)
+        return load_rope(backend, *arguments)
+
+    load_rope = NumpyBackend.load_rope
+    monkeypatch.setattr(NumpyBackend, "load_rope", count)
+    config = tiny_models.LLAMA | {"num_hidden_layers": 3}
+    model = tiny_models.write_model(tmp_path, config, tiny_models.random_weights(config))
+    load_engine(model, LoadSettings(backend="numpy"), use_tqdm=False)
+    assert len(loaded) == 1
