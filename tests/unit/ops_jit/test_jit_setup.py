@@ -26,7 +26,7 @@ from mie.load.settings import LoadSettings
 from mie.load.sizing import step_size
 from mie.ops.backend import StepBatch
 from mie.ops_jit import environment
-from mie.ops_jit.compiler import Cpu
+from mie.ops_jit.compiler import Cpu, host_cpu
 from mie.ops_jit.environment import CannotRun, check_cpu, jit_facts
 from mie.ops_jit.jit_backend import JitBackend
 
@@ -62,6 +62,16 @@ def test_a_cpu_that_cannot_is_refused_with_the_reason(cpu: Cpu, why: str):
     check_cpu(Cpu(f"aarch64-{LINUX}", "cortex-a78", "+neon"))
     with pytest.raises(CannotRun, match=rf"jit cannot run here: .*{why} \(use backend numpy\)$"):
         check_cpu(cpu)
+
+
+def test_an_older_cpu_can_be_named(monkeypatch: pytest.MonkeyPatch):
+    """Kernels for it can be compiled, and have no instructions of AVX-512."""
+    own = host_cpu()
+    monkeypatch.setenv("MIE_CPU", "haswell")
+    named = host_cpu()
+    assert (named.triple, named.name) == (own.triple, "haswell")
+    assert "avx512" not in named.features
+    check_cpu(named)
 
 
 def test_a_missing_numba_is_refused_with_the_command_that_installs_it(monkeypatch):
