@@ -41,8 +41,10 @@ class Collector:
 
     def close(self) -> None:
         """Let the requests end before the next step. It never waits."""
-        if self.request_ids and self.process_id == os.getpid():
-            self._note_gone(self.request_ids)
+        # An exception may have come before the first line of ``__init__``.
+        request_ids = getattr(self, "request_ids", None)
+        if request_ids and self.process_id == os.getpid():
+            self._note_gone(request_ids)
 
     __del__ = close
 
