@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 from mie.speculate.rule import RowCosts
 
-_JIT = (1, 1.12, 1.38, 1.63, 1.89, 2.06, 2.23, 2.4, 3.65, 3.73, 3.8, 3.9, 4.0, 4.1, 4.2, 4.3, 4.57)
-"""Measured with SmolLM2 135M (Q4_1) on two threads. A step of 9 rows needs a second tile."""
+_JIT = (1, 1.13, 1.35, 1.57, 1.8, 2.05, 2.28, 2.5, 2.8, 3.03, 3.26, 3.5, 3.75, 4, 4.25, 4.5, 4.75)
+"""Between the weights and CPUs of the table "The cost of a few rows" in docs/jit.md."""
 _NUMPY = (1, 1.6, 1.8, 2, 2.2, 2.4, 2.6, 2.8, 3)
 _GPU = (1, 1.03, 1.04, 1.05, 1.06, 1.07, 1.08, 1.1, 1.13)
 

@@ -36,7 +36,7 @@ def test_right_guesses_make_long_drafts_and_wrong_ones_none():
     good, bad = Record(), Record()
     assert rule.length(good, 4, 7, 1, 1) > 0
     learned(rule, good, 7, 7)
-    assert rule.length(good, 4, 7, 1, 1) == 7, "not into the second tile"
+    assert rule.length(good, 4, 7, 1, 1) == 7
     assert rule.length(good, 4, 3, 1, 1) == 3, "at most"
     learned(rule, bad, 0, 7)
     assert rule.length(bad, 4, 7, 1, 1) == 0, "its own share counts more than the others'"
