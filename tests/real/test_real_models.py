@@ -69,9 +69,10 @@ def test_greedy_texts_are_the_texts_of_transformers(model: str, backend: str, co
     assert len(cases) == count
     params = SamplingParams(temperature=0, max_tokens=len(cases[0]["greedy"]), ignore_eos=True)
     llm = LLM(str(path), backend=backend, dtype="float32", max_model_len=256, max_num_seqs=50)
-    outputs = llm.generate([case["prompt"] for case in cases], params, use_tqdm=False)
-    found = [(each.prompt_token_ids, list(each.outputs[0].token_ids)) for each in outputs]
-    assert found == [(case["ids"], case["greedy"]) for case in cases]
+    prompts = [{"prompt_token_ids": case["ids"]} for case in cases]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    found = [list(each.outputs[0].token_ids) for each in outputs]
+    assert found == [case["greedy"] for case in cases]
 
 
 def test_preempted_requests_give_the_tokens_of_a_large_pool(smollm2: Path) -> None:
