@@ -14,19 +14,16 @@ class Mover:
 
     backend: Backend
     kv_cache: Array
-    host_cache: Array
     states: Array
     """The states of recurrent layers, or None."""
+    host_blocks: dict[int, bytes]
+    """Contents that replace blocks on the host, by block."""
     host_states: dict[int, bytes]
     """The states on the host, by slot."""
 
     def export_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
         """Return the bytes of blocks of the KV cache."""
         return self.backend.export_blocks(self.kv_cache, block_ids)
-
-    def import_block(self, host_id: int, data: bytes) -> None:
-        """Write the bytes of a block to the host."""
-        self.backend.import_block(self.host_cache, host_id, data)
 
     def export_state(self, slot: int) -> bytes:
         """Return the bytes of the states of a slot."""

@@ -223,8 +223,7 @@ class DiskTier:
         host = manager.host.receive(seq.seq_id, len(blocks), count * manager.block_size)
         if host is None:
             return None
-        for host_id, block in zip(host.block_ids, blocks, strict=True):
-            self._mover.import_block(host_id, block)
+        self._mover.host_blocks.update(zip(host.block_ids, blocks, strict=True))
         if states is not None:
             self._mover.host_states[states.receive(host)] = state
         return host

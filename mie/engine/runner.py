@@ -65,6 +65,7 @@ class ModelRunner:
         self._kv_cache, self._host_cache = kv_cache, host_cache
         self._states = states
         self._slots: Ints = np.zeros(max_num_seqs, np.int64)  # the slot of each row's states
+        self.host_blocks: dict[int, bytes] = {}  # contents that replace blocks on the host
         self.host_states: dict[int, bytes] = {}  # by slot on the host
         self._forward = partial(decoder.forward, kv_cache=kv_cache, states=states)
         self._constraints = constraints
@@ -184,15 +185,27 @@ class ModelRunner:
                 self._block_tables[self._firsts[1:, 0] + row, index] = entry
         if moves.exports:
             block_ids, host_ids = zip(*moves.exports, strict=True)
+            for host_id in host_ids if self.host_blocks else ():
+                self.host_blocks.pop(host_id, None)
             self.backend.move_blocks(self._kv_cache, self._host_cache, block_ids, host_ids)
-        if moves.imports:
-            host_ids, block_ids = zip(*moves.imports, strict=True)
+        imports = moves.imports
+        if self.host_blocks:
+            imports = [pair for pair in imports if not self._import(*pair)]
+        if imports:
+            host_ids, block_ids = zip(*imports, strict=True)
             self.backend.move_blocks(self._host_cache, self._kv_cache, host_ids, block_ids)
         if moves.copies:
             src, dst = zip(*moves.copies, strict=True)
             self.backend.move_blocks(self._kv_cache, self._kv_cache, src, dst)
         if states := moves.parts.get("states"):
             self._move_states(states)
+
+    def _import(self, host_id: int, block_id: int) -> bool:
+        """Write a block whose content replaces a block on the host, if there is one."""
+        data = self.host_blocks.pop(host_id, None)
+        if data is not None:
+            self.backend.import_block(self._kv_cache, block_id, data)
+        return data is not None
 
     def _move_states(self, moves: Moves) -> None:
         recurrent = self.backend.recurrent

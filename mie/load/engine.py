@@ -202,8 +202,8 @@ def build_engine(
         mover = Mover(
             backend=backend,
             kv_cache=kv_cache,
-            host_cache=host_cache,
             states=states,
+            host_blocks=model_runner.host_blocks,
             host_states=model_runner.host_states,
         )
         tier.connect(scheduler, mover)

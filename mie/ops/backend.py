@@ -376,8 +376,8 @@ class Backend(Protocol):
     def export_blocks(self, cache: Array, block_ids: Sequence[int]) -> list[bytes]:
         """Return the bytes of whole blocks of the KV cache. They say nothing of their layout."""
 
-    def import_block(self, host_cache: Array, block_id: int, data: bytes) -> None:
-        """Write the bytes of an exported block to a block of the host cache."""
+    def import_block(self, cache: Array, block_id: int, data: bytes) -> None:
+        """Write the bytes of an exported block to a block of the KV cache."""
 
     def sample(self, logits: Array, rows: Sequence[RowControls]) -> list[int]:
         """Sample one token id for each of the R rows: `ops.sampling.sample`."""

@@ -280,10 +280,10 @@ class NumpyBackend(Backend):
 
         return [to_bytes(planes_of(cache, block_id)) for block_id in block_ids]
 
-    def import_block(self, host_cache: Cache, block_id: int, data: bytes) -> None:
+    def import_block(self, cache: Cache, block_id: int, data: bytes) -> None:
         from mie.ops.weights.block_bytes import planes_of, set_bytes
 
-        set_bytes(planes_of(host_cache, block_id), data)
+        set_bytes(planes_of(cache, block_id), data)
 
     def sample(self, logits: Floats, rows: Sequence[RowControls]) -> list[int]:
         return sampling.sample(logits, rows)

@@ -384,8 +384,9 @@ class CupyBackend(Backend):
     def export_blocks(self, cache: KVCache, block_ids: Sequence[int]) -> list[bytes]:
         return kv_cache.export_blocks(self.launcher, cache, block_ids)
 
-    def import_block(self, host_cache: HostCache, block_id: int, data: bytes) -> None:
-        host_cache.blocks[block_id] = np.frombuffer(data, np.uint8)
+    @in_queue
+    def import_block(self, cache: KVCache, block_id: int, data: bytes) -> None:
+        kv_cache.import_block(self.launcher, cache, block_id, data)
 
     # Tokens.
 

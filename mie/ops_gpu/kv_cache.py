@@ -121,6 +121,12 @@ def export_blocks(launcher: Launcher, cache: KVCache, block_ids: Sequence[int]) 
     ]
 
 
+def import_block(launcher: Launcher, cache: KVCache, block_id: int, data: bytes) -> None:
+    """Write the bytes of `export_blocks` to a block."""
+    staged = launcher.xp.asarray(np.frombuffer(data, np.uint8)[None])
+    _scatter(launcher, staged, cache, [block_id])
+
+
 def _copy(launcher: Launcher, cache: KVCache, src: Sequence[int], dst: Sequence[int]) -> None:
     if set(src) & set(dst):  # a kernel's copies run in no order, so read all sources first
         _scatter(launcher, _gather(launcher, cache, src), cache, dst)

@@ -315,8 +315,8 @@ class JitBackend(Backend):
     def export_blocks(self, cache: JitCache, block_ids: Sequence[int]) -> list[bytes]:
         return [to_bytes(planes_of(cache, block_id)) for block_id in block_ids]
 
-    def import_block(self, host_cache: JitCache, block_id: int, data: bytes) -> None:
-        set_bytes(planes_of(host_cache, block_id), data)
+    def import_block(self, cache: JitCache, block_id: int, data: bytes) -> None:
+        set_bytes(planes_of(cache, block_id), data)
 
     def sample(self, logits: Floats, rows: Sequence[RowControls]) -> list[int]:
         return sampling.sample(logits, rows)

@@ -6,6 +6,8 @@ damaged, removed and added.
 
 import random
 from collections import Counter
+from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -77,17 +79,26 @@ def requests_of(rng: random.Random, prompts: list[list[int]]) -> list[Ask]:
     ]
 
 
-def answers(engine: Engine, asks: list[Ask]) -> list[object]:
-    """Return the tokens of each choice, and with exact products the log-probabilities."""
+def answers(engine: Engine, asks: list[Ask], aborted: Mapping[int, int]) -> list[list[object]]:
+    """Return the tokens of each choice, and with exact products the log-probabilities.
+
+    ``aborted`` has the requests that are aborted before a step. They have no answer.
+    """
     added = [engine.add_request(ids, params, cache_salt=salt) for ids, params, salt in asks]
-    while engine.has_work:
+    for step in count():
+        if step in aborted:
+            engine.abort(added[aborted[step]].request_id)
+        if not engine.has_work:
+            break
         engine.step()
         check_scheduler(engine.scheduler)
     is_exact = engine.backend == "jit"
     return [
-        (seq.output_ids, seq.finish_reason, [row.logprobs for row in seq.logprobs] * is_exact)
+        [
+            (seq.output_ids, seq.finish_reason, [row.logprobs for row in seq.logprobs] * is_exact)
+            for seq in request.sequences
+        ]
         for request in added
-        for seq in request.sequences
     ]
 
 
@@ -124,11 +135,12 @@ def check_scenario(model: str, backend: str, seed: int, folder: Path) -> Counter
     settings, prompts = settings_of(rng), prompts_of(rng)
     for _ in range(3):
         asks = requests_of(rng, prompts)
-        expected = answers(
-            new_engine(model, backend, enable_prefix_caching=False, **settings), asks
-        )
+        aborted = {rng.randrange(1, 6): rng.randrange(len(asks)) for _ in range(rng.choice([0, 2]))}
+        plain = new_engine(model, backend, enable_prefix_caching=False, **settings)
         engine = new_engine(model, backend, prefix_cache_dir=str(folder), **settings)
-        assert answers(engine, asks) == expected
+        expected, found = answers(plain, asks, {}), answers(engine, asks, aborted)
+        for number in {*range(len(asks))} - {*aborted.values()}:
+            assert found[number] == expected[number]
         check_log(engine)
         tier = tier_of(engine)
         tier.close()
