@@ -215,7 +215,7 @@ class _Rewriting:
         made = None
         if name == "oneOf" and "discriminator" not in schema:
             made = self._logic.exactly_one(schema)
-        rewrite = self._alternative if name == "oneOf" and made is None else self._of
+        rewrite = self._alternative if name == "oneOf" else self._of
         alternatives = schema[name] if made is None else made["anyOf"]
         choice = [rewrite(each, inherited) for each in listed({name: alternatives}, name)]
         require_discriminator(schema, choice)
