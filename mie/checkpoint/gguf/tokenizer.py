@@ -284,16 +284,16 @@ def _merges(found: _Vocabulary, ids: Mapping[str, int]) -> list[tuple[str, str]]
     ):
         if number > limit:
             raise found.error(f"has {what} of {number} characters; the limit is {limit}")
-    merges = []
-    for piece, kind, score in zip(found.tokens, found.kinds, scores, strict=True):
-        if kind == _NORMAL:
-            pairs = [(piece[:place], piece[place:]) for place in range(1, len(piece))]
-            known = [pair for pair in pairs if pair[0] in ids and pair[1] in ids]
-            known.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
-            merges += [(score, pair) for pair in known]
-    # The sort is stable: among equal scores, the order of the pieces remains.
-    merges.sort(key=lambda each: (each[0], len(each[1][0]), len(each[1][1])), reverse=True)
-    return [pair for _, pair in merges]
+    merges = [
+        (score, one, two)
+        for piece, kind, score in zip(found.tokens, found.kinds, scores, strict=True)
+        if kind == _NORMAL
+        for place in range(1, len(piece))
+        if (one := piece[:place]) in ids and (two := piece[place:]) in ids
+    ]
+    # The sort is stable: among equal scores and lengths, the order of the pieces remains.
+    merges.sort(key=lambda merge: (merge[0], len(merge[1]), len(merge[2])), reverse=True)
+    return [(one, two) for _, one, two in merges]
 
 
 def _chat_templates(header: GgufHeader) -> Any:
