@@ -75,6 +75,19 @@ def test_greedy_texts_are_the_texts_of_transformers(model: str, backend: str, co
     assert found == [case["greedy"] for case in cases]
 
 
+def test_drafts_change_no_token(smollm2: Path) -> None:
+    prompts = ["Roses are red,\nviolets are blue,\n" * 3, "1, 2, 3, 4, 1, 2, 3, 4, 1, 2,"]
+    params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
+    texts, drafts = [], []
+    for guess in (None, {"method": "ngram", "num_speculative_tokens": 4}):
+        llm = LLM(str(smollm2), max_model_len=128, speculative_config=guess)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        texts.append([output.outputs[0].text for output in outputs])
+        drafts.append(sum(output.metrics.num_draft_tokens for output in outputs))
+    assert texts[0] == texts[1]
+    assert drafts[0] == 0 < drafts[1]
+
+
 def test_preempted_requests_give_the_tokens_of_a_large_pool(smollm2: Path) -> None:
     prompts = [f"{number} little ducks went out one day" for number in range(8)]
     params = SamplingParams(temperature=0.8, seed=1, max_tokens=48, ignore_eos=True)
