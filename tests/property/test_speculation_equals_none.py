@@ -20,7 +20,7 @@ from tiny_hybrids import HYBRIDS, TinyHybrid
 from mie.engine.watch.snapshot import scheduler_snapshot
 from mie.events.replay import State
 
-NUM_SCENARIOS = 40
+NUM_SCENARIOS, NUM_OF_HYBRIDS = 25, 15
 OFTEN = (
     *("drafts kept", "drafts dropped", "drafts all kept", "preempted by recompute", "prefix hits"),
     *("fork", "aborts", "forced", "copies, fork", "constrained drafts", "trims", "pass", "wait"),
@@ -150,13 +150,15 @@ def count(run, drafter):
 
 
 @given(scenario=drafted(scenarios()))
-@settings(max_examples=max(NUM_SCENARIOS, settings().max_examples))
+@settings(max_examples=NUM_SCENARIOS if settings().max_examples < 100 else settings().max_examples)
 def check_scenarios(tiny, backend, scenario):
     check_drafts(tiny, backend, scenario)
 
 
 @given(scenario=drafted(hybrid_scenarios()))
-@settings(max_examples=max(NUM_SCENARIOS // 2, settings().max_examples // 2))
+@settings(
+    max_examples=NUM_OF_HYBRIDS if settings().max_examples < 100 else settings().max_examples // 3
+)
 def check_hybrids(hybrids, backend, scenario):
     size = state_bytes(hybrids[scenario["model"]], backend)
     check_drafts(hybrids, backend, in_bytes(scenario, size))
