@@ -378,7 +378,7 @@ class Explorer:
         kernel, tile = operation[1], operation[-1 if operation[0] == "end" else 3]
         instruction = kernel % 100
         before = sum(counts[:instruction])
-        bit = 1 << (before + tile)
+        bit = 1 << max(0, before + tile)  # a mistake may give a tile below 0
         if operation[0] == "end":
             return _with(memory, begun + 1, memory[begun + 1] | bit)
         if kernel // 100 != run or operation[2] != _header(run):

@@ -305,7 +305,9 @@ def rows(count, width):
 
 def test_log_probabilities_count_in_a_clients_fair_share():
     def served(**params):
-        return Request("", [1] * 100, SamplingParams(max_tokens=10, **params), number=1)
+        request = Request("", [1] * 100, SamplingParams(max_tokens=10, **params), number=1)
+        request.sequences[0].token_ids.append(1)  # it was served
+        return request
 
     plain, scored = served(), served(prompt_logprobs=20)
     scored.prompt_logprobs = rows(99, 21)

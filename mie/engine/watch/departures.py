@@ -17,9 +17,7 @@ from mie.sched.sequence import Sequence as Seq
 
 logger = logging.getLogger(__name__)
 
-MAX_EVICTED = 1 << 16
-"""Number of paths of evicted blocks that are remembered."""
-MAX_PLACES = 1 << 10
+MAX_PLACES = 256
 """Number of places that are counted for `REPEATED`."""
 NUM_SHOWN = 8
 """Number of tokens that are shown where a prompt departs."""
@@ -54,7 +52,7 @@ class Departures:
         elif record[0] == "evict":
             path = self._paths.pop(record[1], 0)
             self._evicted[path] = None
-            if len(self._evicted) > MAX_EVICTED:
+            if len(self._evicted) > self._manager.num_blocks:  # as many as the pool can hold
                 self._evicted.popitem(last=False)
 
     def before_step(self) -> None:

@@ -182,9 +182,9 @@ export class Timeline {
   }
 
   /** Draw a dot for each draft of a step, above the line if it was kept and hollow below if not. */
-  drafts(pen, { kept, count }, own, x, pitch, middle, thick) {
+  drafts(pen, { kept, count: number }, own, x, pitch, middle, thick) {
     const size = Math.max(1.2, Math.min(2.4, pitch / 3));
-    for (let i = 0; i < count; i += 1) {
+    for (let i = 0; i < number; i += 1) {
       const y = i < kept ? middle - thick * (0.2 + 0.08 * i) : middle + thick * (0.2 + 0.08 * (i - kept));
       rect(pen, i < kept ? own : ink.bad, x - pitch / 2, y, size, Math.max(1, thick * 0.05));
     }

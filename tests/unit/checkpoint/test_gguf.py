@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -371,7 +372,7 @@ def test_windows_by_layer_are_a_list_or_a_period(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layers", [2, 46])
 def test_scores_of_gemma_2_follow_from_the_number_of_layers(layers: int, tmp_path: Path) -> None:
     path = golden("gemma2_soft_caps", tmp_path / "m.gguf", block_count=layers)
-    assert load_model_config(path).attention_scale == (16 if layers == 2 else 8) ** -0.5
+    assert load_model_config(path).attention_scale == 1 / math.sqrt(16 if layers == 2 else 8)
 
 
 def test_one_tensor_may_hold_queries_keys_and_values(tmp_path: Path) -> None:
