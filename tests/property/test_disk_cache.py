@@ -108,6 +108,8 @@ def check_log(engine: Engine) -> None:
     state = State.from_snapshot(segment.snapshot, segment.after)
     for step in segment.steps:
         state.apply_step(step)
+    for record in segment.rest:
+        state.apply(record)
     assert state.snapshot() == scheduler_snapshot(engine.scheduler)
 
 
