@@ -106,9 +106,13 @@ class Answer:
                 raise self._fault
             for choice in self._choices:
                 self._advance(choice)
-            self.is_answered = all(choice.finish_reason for choice in self._choices)
-            if self.is_answered:
+            if self._has_ended and not self.is_answered:
                 self._count_calls()
+                self.is_answered = True
+
+    @property
+    def _has_ended(self) -> bool:
+        return all(choice.finish_reason for choice in self._choices)
 
     def _count_calls(self) -> None:
         answers = [choice.answer for choice in self._choices if choice.answer is not None]
@@ -164,8 +168,9 @@ class Answer:
         with self._lock:
             if self._is_over:
                 return None
-            if any(choice.is_broken for choice in self._choices):  # the next turn files it again
-                self._is_filed = False
+            is_broken = any(choice.is_broken for choice in self._choices)
+            if is_broken or (self._has_ended and not self.is_answered):
+                self._is_filed = False  # the next turn files it again
                 return None
             try:
                 output = self._output()

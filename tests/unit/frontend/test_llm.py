@@ -4,7 +4,8 @@ import pytest
 from audit import check_scheduler
 
 from mie import LLM, SamplingParams
-from mie.errors import ConfigError, RequestError
+from mie.errors import ConfigError, RequestError, RequestFailedError
+from mie.frontend.answer import Answer
 
 PROMPT = "Tell me a story about Mia the fox, the old mill and a silver bell."
 
@@ -228,3 +229,20 @@ def test_a_model_without_a_tokenizer_gives_ids_and_no_text(tiny):
         llm.generate("text")
     with pytest.raises(RequestError, match="stop strings need a tokenizer"):
         llm.generate([1], SamplingParams(stop="x"), use_tqdm=False)
+
+
+def test_no_whole_answer_is_taken_before_an_error_at_its_end(llm, monkeypatch):
+    taken, fail = [], Answer.fail
+
+    def count_calls(self):
+        raise ZeroDivisionError("injected")
+
+    def take_and_fail(self, error):
+        taken.append(self.take())  # as the thread of a stream may, between the two
+        fail(self, error)
+
+    monkeypatch.setattr(Answer, "_count_calls", count_calls)
+    monkeypatch.setattr(Answer, "fail", take_and_fail)
+    with pytest.raises(RequestFailedError, match="ZeroDivisionError: injected"):
+        llm.generate(["Once"], SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)
+    assert taken == [None]
