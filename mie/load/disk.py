@@ -11,6 +11,7 @@ from typing import Any
 
 from mie.base.cache_dir import CacheError, open_cache, read_json, write_json
 from mie.base.version import __version__
+from mie.config.engine import EngineConfig
 from mie.disk.identity import Identity
 from mie.disk.store import BlockStore
 from mie.disk.tier import DiskTier, Store
@@ -40,6 +41,11 @@ def disk_tier(
     if new_store is not None:
         return DiskTier(new_store(identity_of(opened, backend, plan)))
     if config.prefix_cache_dir is None:
+        if config.prefix_cache_disk != EngineConfig.prefix_cache_disk:
+            raise ConfigError(
+                f"prefix_cache_disk is {config.prefix_cache_disk} without prefix_cache_dir (name "
+                "the folder too, or leave it out)"
+            )
         return None
     if not plan.num_host_blocks:
         raise ConfigError(
