@@ -16,10 +16,7 @@ MODEL = Path(__file__).parents[2] / "golden" / "models" / "qwen3_tied"
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"prefix_cache_disk": 1 << 30},
-            "prefix_cache_disk is 1073741824 without",
-        ),
+        ({"prefix_cache_disk": 1 << 30}, "prefix_cache_disk is 1073741824 without"),
         ({"prefix_cache_dir": "/proc/nope"}, "prefix_cache_dir cannot be used"),
     ],
 )
