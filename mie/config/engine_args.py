@@ -6,6 +6,7 @@ import argparse
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TextIO, cast
@@ -45,6 +46,7 @@ class ModelSettings:
     hf_overrides: Mapping[str, Any] | None = None
     tool_call_parser: str = "auto"
     reasoning_parser: str = "none"
+    ignore_prompt_lines: str | None = None
     generation_config: str | os.PathLike[str] = "auto"
     override_generation_config: Mapping[str, Any] | None = None
     revision: str | None = None
@@ -124,6 +126,8 @@ class EngineArgs(_OftenPassed, EngineSettings, ModelSettings):
             value = getattr(self, name)
             if value is not None and not isinstance(value, Mapping):
                 raise ConfigError(f"{name} must be a dictionary; got {shown(value)}")
+        if self.ignore_prompt_lines is not None:
+            _check_pattern(self.ignore_prompt_lines)
         self.engine_config()
         _ = self.limits  # reading the property checks them
 
@@ -201,6 +205,22 @@ class EngineArgs(_OftenPassed, EngineSettings, ModelSettings):
         own = AUTO_BACKENDS if self.backend == "auto" else (self.backend,)
         is_needed = all(getattr(self, name) == value for name, value in declared.needs.items())
         return is_needed and (not declared.backends or not {*own}.isdisjoint(declared.backends))
+
+
+def _check_pattern(pattern: object) -> None:
+    """Raise `ConfigError` unless this is a regex for lines that are not empty."""
+    what = f"ignore_prompt_lines must be a regex in Python's syntax; got {shown(pattern)}"
+    if not isinstance(pattern, str):
+        raise ConfigError(what)
+    try:
+        regex = re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ConfigError(f"{what}: {error}") from error
+    if regex.search(""):
+        raise ConfigError(
+            f"ignore_prompt_lines {shown(pattern)} is found in an empty line, so the model would "
+            "miss lines that do not change (write more of the line, such as '^x-anthropic-')"
+        )
 
 
 @neutral_accepted

@@ -278,9 +278,12 @@ class LLM:
         """
         from mie.frontend.conversation import prompt_of  # few calls need it
 
+        tokenizer, ignored = self.get_tokenizer(), self.engine_args.ignore_prompt_lines
+        if ignored is not None:
+            messages = tokenizer.chat_templates.without_lines(messages, ignored)
         return prompt_of(
             messages,
-            self.get_tokenizer(),
+            tokenizer,
             self.apply_chat_template,
             partial(self.llm_engine.preparer.encode, add_special_tokens=False),
             self.engine_args.tool_call_parser,

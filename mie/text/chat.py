@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from mie.errors import ChatTemplateError, ConfigError, RequestError, printable, shown
+from mie.text.ignored_lines import without_lines
 from mie.text.messages import (
     Message,
     checked_messages,
@@ -257,6 +258,14 @@ class ChatTemplates:
             **variables,
         )
         return _first_good(render, forms(given, joins_parts=content_format == "given"))
+
+    def without_lines(self, messages: Sequence[Message], pattern: str) -> Sequence[Message]:
+        """Return messages without the lines of system messages in which a regex is found.
+
+        Raises:
+            RequestError: the regex took too much time or memory.
+        """
+        return without_lines(messages, pattern, self._renderer.ask)
 
     def _new(self, source: str, name: str) -> ChatTemplate:
         tokens = self._files.special_tokens

@@ -1,4 +1,6 @@
-"""Render chat templates in a separate process. `mie.text.renderer` starts it.
+"""Render chat templates, and search for regexes, in a separate process with limits.
+
+`mie.text.renderer` starts it.
 
 Requests and replies are JSON objects. The kernel kills the process when a request exceeds its CPU
 time. It exits with `OUT_OF_MEMORY` when it reaches the memory limit.
@@ -8,12 +10,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from mie.base import worker_side
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jinja2 import nodes
     from jinja2.parser import Parser
 
@@ -22,6 +27,7 @@ _CACHED_TEMPLATES = 4
 _LONGEST_MESSAGE = 2000  # most characters of an error
 _LONGEST_TEXT = 1 << 23  # Characters of a rendered prompt.
 _SPARE_MEMORY = 1 << 25  # Bytes that a worker may keep after a request.
+_LONGEST_LINE = 1024  # characters of a line that a regex is searched in
 
 
 def main(cpu_seconds: str, memory_bytes: str) -> None:
@@ -72,8 +78,15 @@ class Renderer:
         self._templates: dict[str, Any] = {}
 
     def answer(self, request: bytes) -> dict[str, Any]:
-        """Return the reply to a request: ``text``, a content ``format``, or an ``error``."""
+        """Return the reply to a request.
+
+        It is a ``text``, a content ``format``, ``texts`` without the lines in which a ``pattern``
+        is found, or an ``error``.
+        """
         values = json.loads(request.decode("utf-8", "surrogatepass"))
+        if "pattern" in values:
+            search = re.compile(values["pattern"]).search
+            return {"texts": [_without_lines(text, search) for text in values["texts"]]}
         source = values["source"]
         try:
             if "variables" not in values:
@@ -112,6 +125,13 @@ class Renderer:
             if _loop_targets(tree, _names_for(tree, message, "content")):
                 return "openai"
         return "string"
+
+
+def _without_lines(text: str, search: Callable[[str], object]) -> str | None:
+    """Return a text without the lines in which something is found, or None if no line is left."""
+    lines = text.split("\n")
+    kept = [line for line in lines if len(line) > _LONGEST_LINE or not search(line)]
+    return "\n".join(kept) if kept else None
 
 
 def _names_for(tree: nodes.Template, name: str, key: str) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from mie.base.stats.departure import Departure
+from mie.errors import shown_text
 from mie.memory.layers.states import States
 from mie.memory.prefix import Node, num_common
 from mie.sched.scheduler import Scheduler
@@ -22,7 +23,7 @@ MAX_PLACES = 256
 NUM_SHOWN = 8
 """Number of tokens that are shown where a prompt departs."""
 REPEATED = 3
-"""A warning comes when prompts of one salt depart at one place so many times."""
+"""A warning comes when prompts of one client depart in one block so many times."""
 EARLY = 0.25
 """The warning is for departures in the first quarter of a prompt, because most is lost there."""
 
@@ -35,7 +36,7 @@ class Departures:
         self._emit = emit
         self._paths: dict[int, int] = {}  # the hash of the path to a block, by block
         self._evicted: OrderedDict[int, None] = OrderedDict()
-        self._places: OrderedDict[tuple[str | None, int], int] = OrderedDict()
+        self._places: OrderedDict[tuple[str | None, str | None, int], int] = OrderedDict()
         self._looked_up: set[tuple[int, int]] = set()
 
     def connect(self, scheduler: Scheduler) -> None:
@@ -125,15 +126,18 @@ class Departures:
         """Log a line when prompts depart early, again and again, at one place."""
         if found.reason != "other tokens" or found.position > EARLY * found.num_prompt:
             return
-        place = seq.request.cache_salt, found.position
+        request = seq.request
+        place = request.client, request.cache_salt, found.position // self._manager.block_size
         count = self._places[place] = self._places.pop(place, 0) + 1
         if len(self._places) > MAX_PLACES:
             self._places.popitem(last=False)
         if count == REPEATED:
             logger.warning(
-                "%d prompts were computed again from token %d of %d on, because they differ there "
-                "from cached prompts (move what changes, such as a date or a counter, to the end)",
+                "%d prompts%s were computed again from token %d of %d on, because they differ "
+                "there from cached prompts (move what changes, such as a date or a counter, to "
+                "the end, or leave changing lines of system messages out by ignore_prompt_lines)",
                 count,
+                "" if request.client is None else f" of {shown_text(request.client)}",
                 found.position,
                 found.num_prompt,
             )

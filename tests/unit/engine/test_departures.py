@@ -82,10 +82,37 @@ def test_metrics_count_departures_by_reason():
     assert counts == {**dict.fromkeys(REASONS, 0), "new": 1, "other tokens": 1}
 
 
-def test_early_departures_at_one_place_are_logged_once(caplog: pytest.LogCaptureFixture):
-    engine = new_engine()
+def test_early_departures_in_one_block_are_logged_once_for_a_client(
+    caplog: pytest.LogCaptureFixture,
+):
+    engine = new_engine(scheduling_policy="fair")
     with caplog.at_level(logging.WARNING, "mie.engine.watch.departures"):
         for token in range(50, 56):
-            departure(engine, [5, token, *PROMPT])
-    (record,) = caplog.records
-    assert record.message.startswith("3 prompts were computed again from token 1 of 22 on")
+            depart_early(engine, token, "alice")
+        assert [each.message.partition(" on,")[0] for each in caplog.records] == [
+            "3 prompts of alice were computed again from token 1 of 22"
+        ]
+        depart_early(engine, 56, "bob")
+        depart_early(engine, 57, "bob")
+        assert len(caplog.records) == 1
+        depart_early(engine, 58, "bob")
+    assert "3 prompts of bob" in caplog.messages[-1]
+    assert "ignore_prompt_lines" in caplog.messages[-1]
+
+
+def depart_early(engine: Engine, token: int, client: str) -> None:
+    """Run a prompt whose first block ends in other tokens, from the second or third on."""
+    params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
+    first = [5, token] if token % 2 else [5, 50, token]
+    tokens = [*first, *range(5, 27 - len(first))]
+    engine.add_request(tokens[:22], params, client=client)
+    run_to_end(engine)
+
+
+def test_late_departures_and_new_prompts_are_not_logged(caplog: pytest.LogCaptureFixture):
+    engine = new_engine(num_blocks=80)
+    with caplog.at_level(logging.WARNING, "mie.engine.watch.departures"):
+        for token in range(50, 56):
+            departure(engine, [*PROMPT[:8], token, *PROMPT])
+            departure(engine, [token, *PROMPT], str(token))
+    assert not caplog.records
