@@ -162,7 +162,7 @@ class Sequence:  # mie/sched/sequence.py
 class Engine:  # mie/sched/scheduler.py and mie/engine/engine.py
     """There is no prefill phase: each step computes some of the tokens that are not computed."""
 
-    def __init__(self, model, num_blocks=24, block_size=4, budget=32):
+    def __init__(self, model, num_blocks=20, block_size=4, budget=32):
         self.model, self.budget = model, budget
         self.pool = Pool(model.config, num_blocks, block_size)
         self.waiting, self.running, self.num_preempted = [], [], 0
