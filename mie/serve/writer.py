@@ -26,8 +26,8 @@ from mie.frontend.prepare import PreparedRequest
 from mie.frontend.stream import OutputStream
 from mie.sched.result import TokenLogprobs
 from mie.serve.access_log import work_of
-from mie.serve.asgi import EventStream, facts_of
-from mie.serve.departs import departs
+from mie.serve.asgi import EventStream, facts_of, header
+from mie.serve.departs import WANTED, departure_of, header_of
 from mie.serve.errors import ApiError, api_error, invalid, naming_structure, refuse_failed
 from mie.serve.openai.logprobs import LogprobWriter, TextOffsets
 from mie.serve.parts import Parts
@@ -223,12 +223,13 @@ class Writer(Asked[A], EventStream, ABC):
                 self._keep_alive()
                 self._news = await self._next()
                 refuse_failed(self._news)
+                self.headers |= header_of(self._departure(self._news))
                 return self
             while self._stream.num_unfinished:
                 await self._next()
             outputs = sorted(self.finished, key=self.place)
             refuse_failed(outputs)
-            self.headers |= await departs(outputs, self.serving.engine, shows_cached=self._is_alone)
+            self.headers |= header_of(self._departure(outputs))
             choices = [self._noted(x, new) for x in outputs for new in x.outputs]
             if self._answer_bytes < PART_BYTES:
                 answer: ASGIApp = _json_answer(json_text(self.whole(choices)), self.headers)
@@ -250,10 +251,16 @@ class Writer(Asked[A], EventStream, ABC):
         """Return the pieces of the whole answer, or none if the request was given up."""
         return written(self.whole(choices), lambda: not self._is_closed)
 
-    @property
-    def _is_alone(self) -> bool:
-        """Whether no other client shares the cached prompts of this one."""
-        return self.scope.get("mie.client") is None or bool(salt_of(self.scope, None))
+    def details(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """Return mie's own part of the ``usage``, if the client asks for it by a header."""
+        if header(self.scope, WANTED) != "1":
+            return {}
+        return {"prefix_departs": self._departure(sorted(outputs, key=self.place))}
+
+    def _departure(self, outputs: Sequence[RequestOutput]) -> dict[str, Any] | None:
+        """Return where the prompts depart, with texts if no other client can have sent them."""
+        is_alone = self.scope.get("mie.client") is None or bool(salt_of(self.scope, None))
+        return departure_of(outputs, self.serving.tokenizer if is_alone else None)
 
     def _release(self) -> None:
         """Count the memory of the log-probabilities no more."""

@@ -251,15 +251,3 @@ def test_texts_without_special_tokens_are_encoded_beside_the_event_loop(server, 
     error = server.refused("/v1/completions", prompt="a b" * 100_000, **asked)
     assert error["code"] == "context_length_exceeded"
     assert len(texts) == 2
-
-
-def test_a_header_shows_where_a_prompt_departs_from_the_cache(server):
-    prompt = "Tell me a story about Mia the otter, the mill and a bell. " * 3
-    server.ask(PATH, model="bundled", prompt=prompt, **GREEDY)
-    cached = server.post(PATH, model="bundled", prompt=prompt, **GREEDY)
-    assert "x-mie-prefix-departs" not in cached.headers
-    changed = server.post(PATH, model="bundled", prompt=prompt.replace("mill", "lake"), **GREEDY)
-    found = changed.headers["x-mie-prefix-departs"]
-    assert found.startswith("token 11 of 49: other tokens; cached ")
-    assert "mill" in found.partition("cached ")[2].partition(", got ")[0]
-    assert "lake" in found.partition(", got ")[2]

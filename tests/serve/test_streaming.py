@@ -21,7 +21,8 @@ PROMPT = list(range(100, 164))
 class Exchange:
     """One request, called as ASGI servers call an application; the test reads when it wants to."""
 
-    def __init__(self, app: Any, path: str, body: dict[str, Any]) -> None:
+    def __init__(self, app: Any, path: str, body: dict[str, Any], **headers: str) -> None:
+        more = [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items()]
         self._app = app
         self._scope = {
             "type": "http",
@@ -33,7 +34,7 @@ class Exchange:
             "raw_path": path.encode(),
             "root_path": "",
             "query_string": b"",
-            "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")],
+            "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json"), *more],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 2),
             "state": {},
@@ -67,7 +68,7 @@ class Exchange:
         message = await asyncio.wait_for(self._sent.get(), PATIENCE)
         self._sent.task_done()
         if message["type"] == "http.response.start":
-            self.status = message["status"]
+            self.status, self.headers = message["status"], dict(message["headers"])
             return await self.read()
         self._is_over = not message.get("more_body")
         return message["body"]
@@ -212,6 +213,23 @@ async def test_a_stream_that_waits_gets_comments_that_say_how_far_its_prompt_is(
     events = [event for event in events_of(rest) if not event.startswith(b": keepalive ")]
     assert events[-1] == b"data: [DONE]"
     assert len(events) > 1
+
+
+async def test_the_usage_says_where_a_prompt_departs_after_the_headers_are_sent(stepped):
+    asked = {"max_tokens": 1, "stream": True, "stream_options": {"include_usage": True}}
+    async with serving(stepped, keepalive_interval=0.01) as app:
+        waiting = Exchange(
+            app, "/v1/completions", {"prompt": PROMPT, **asked}, x_mie_usage_details="1"
+        )
+        await waiting.read()
+        await asyncio.to_thread(stepped.hold)
+        stepped.free()
+        rest = await waiting.rest()
+    assert b"x-mie-prefix-departs" not in waiting.headers
+    *_, last, end = events_of(rest)
+    assert end == b"data: [DONE]"
+    departure = {"token": 0, "of": 64, "reason": "new"}
+    assert json.loads(last[6:])["usage"]["prefix_departs"] == departure
 
 
 def test_no_comments_where_they_are_turned_off(stepped):

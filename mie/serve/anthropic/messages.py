@@ -202,7 +202,7 @@ class MessageWriter(PartsWriter[MessagesRequest]):
             **self._fields,
             "content": content or [_begun(Part("text", 0, None))],
             **_stop_of(choice),
-            "usage": _usage_of(choice.request, choice.num_tokens),
+            "usage": self._usage(choice.request, choice.num_tokens),
         }
 
     def begin(self, output: RequestOutput | None) -> str:
@@ -213,7 +213,7 @@ class MessageWriter(PartsWriter[MessagesRequest]):
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": _usage_of(output, 0),
+            "usage": self._usage(output, 0),
         }
         return _event("message_start", message=message)
 
@@ -232,7 +232,7 @@ class MessageWriter(PartsWriter[MessagesRequest]):
             )
 
     def finish(self, choice: Choice) -> Iterator[str]:
-        usage = _usage_of(choice.request, choice.num_tokens)
+        usage = self._usage(choice.request, choice.num_tokens)
         yield _event("message_delta", delta=_stop_of(choice), usage=usage)
         yield _event("message_stop")
 
@@ -241,6 +241,17 @@ class MessageWriter(PartsWriter[MessagesRequest]):
 
     def failure(self, error: ApiError) -> str:
         return f"event: error\ndata: {json.dumps(anthropic_body(error))}\n\n"
+
+    def _usage(self, output: RequestOutput, num_output: int) -> dict[str, Any]:
+        """Return Anthropic's ``usage``. Its ``input_tokens`` leaves out cached tokens."""
+        num_cached = output.num_cached_tokens or 0
+        return {
+            "input_tokens": len(output.prompt_token_ids) - num_cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": num_cached,
+            "output_tokens": num_output,
+            **self.details([output]),
+        }
 
 
 def _stop_of(choice: Choice) -> dict[str, Any]:
@@ -271,17 +282,6 @@ def _block(part: Part) -> dict[str, Any] | None:
         return {**_begun(part), "input": json.loads(part.text)}
     except ValueError:
         return None
-
-
-def _usage_of(output: RequestOutput, num_output: int) -> dict[str, Any]:
-    """Return Anthropic's ``usage``. Its ``input_tokens`` leaves out cached tokens."""
-    num_cached = output.num_cached_tokens or 0
-    return {
-        "input_tokens": len(output.prompt_token_ids) - num_cached,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": num_cached,
-        "output_tokens": num_output,
-    }
 
 
 def _event(name: str, **fields: Any) -> str:

@@ -222,6 +222,7 @@ class LineWriter(PartsWriter[T]):
             prompt_eval_duration=_nanoseconds(times.prefill_time),
             eval_count=choice.num_tokens,
             eval_duration=_nanoseconds(times.decode_time),
+            **self.details([choice.request]),
         )
 
 

@@ -91,7 +91,8 @@ class ChunkWriter(Writer[B]):
         return {
             **self._fields,
             "choices": [*map(self.choice_of, choices)],
-            "usage": usage_of(num_prompt, sum(self._num_tokens), num_cached),
+            "usage": usage_of(num_prompt, sum(self._num_tokens), num_cached)
+            | self.details(outputs),
             "metrics": metrics_of(outputs, self._num_tokens),
         }
 
@@ -159,7 +160,7 @@ class ChunkWriter(Writer[B]):
         if not self._usage_at_end:
             return DONE
         metrics = json.dumps(metrics_of(self.finished, self._num_tokens))
-        usage = json.dumps(self._usage())
+        usage = json.dumps(self._usage() | self.details(self.finished))
         return f'{self._head}], "usage": {usage}, "metrics": {metrics}}}\n\n{DONE}'
 
     def failure(self, error: ApiError) -> str:

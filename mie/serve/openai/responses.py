@@ -202,6 +202,7 @@ class ResponseWriter(PartsWriter[ResponsesRequest]):
                     "reasoning_tokens": output.metrics.num_reasoning_tokens if output.metrics else 0
                 },
                 "total_tokens": num_prompt + num_tokens,
+                **self.details([output]),
             },
         }
 
