@@ -1,4 +1,4 @@
-"""Record the two runs that come with the web page, with the real engine and the bundled model.
+"""Record the three runs that come with the web page, with the real engine and the bundled model.
 
     python scripts/record_page_runs.py [DIRECTORY]
 
@@ -50,6 +50,12 @@ BEGINNINGS = (
 
 The chapters of the page's story give the number of tokens of some prompts.
 """
+REPETITIONS = (
+    "Once upon a time there was a fox named Ruby who lived in the forest. Ruby had a long red "
+    "tail. Once upon a time there was a fox named Ruby who",
+    "The fox said: good night, moon. The owl said: good night, moon. The bear said:",
+    "One day, Mia the otter found a bell. The bell rang. Mia the otter",
+)
 TEMPERATURE = 0.7
 BLOCK_BYTES = 32 << 10
 """Bytes of a block of 8 tokens of the bundled model."""
@@ -116,7 +122,30 @@ def small_pool() -> tuple[dict[str, Any], list[Arrival]]:
     return settings, arrivals
 
 
-SCENES = {"shared-prompt": shared_prompt, "small-pool": small_pool}
+def guesses() -> tuple[dict[str, Any], list[Arrival]]:
+    """Prompts that repeat their own words, so that some drafts are right."""
+    settings = {
+        "block_size": 8,
+        "num_blocks": 32,
+        "max_num_seqs": 3,
+        "max_num_batched_tokens": 40,
+        "speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "adaptive": False},
+    }
+    arrivals = [
+        Arrival(
+            step=4 * index,
+            name=f"guess-{index + 1}",
+            prompt=prompt,
+            params=SamplingParams(
+                max_tokens=48, seed=index, temperature=TEMPERATURE, ignore_eos=True
+            ),
+        )
+        for index, prompt in enumerate(REPETITIONS)
+    ]
+    return settings, arrivals
+
+
+SCENES = {"shared-prompt": shared_prompt, "small-pool": small_pool, "guesses": guesses}
 
 
 def record(settings: dict[str, Any], arrivals: Sequence[Arrival], trace: Path) -> LLM:
@@ -140,7 +169,7 @@ def record(settings: dict[str, Any], arrivals: Sequence[Arrival], trace: Path) -
 
 
 def main() -> None:
-    """Record both runs."""
+    """Record all runs."""
     directory = Path(sys.argv[1]) if len(sys.argv) > 1 else RUNS
     directory.mkdir(parents=True, exist_ok=True)
     for name, scene in SCENES.items():

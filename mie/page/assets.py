@@ -62,6 +62,7 @@ class RecordedRun:
 RECORDED_RUNS = (
     RecordedRun(name="shared-prompt", title="A shared system prompt and 12 requests"),
     RecordedRun(name="small-pool", title="A pool that is too small"),
+    RecordedRun(name="guesses", title="Drafts, some of them kept"),
 )
 
 

@@ -148,7 +148,7 @@ def test_the_config_says_what_the_page_needs_to_know(engine):
     config = answer_of(engine, "/mie/config", headers={"host": "localhost:8000"}).json()
     assert config["limits"]["num_blocks"] == 64
     assert config["limits"]["max_num_seqs"] == 2
-    assert [run["name"] for run in config["runs"]] == ["shared-prompt", "small-pool"]
+    assert [run["name"] for run in config["runs"]] == ["shared-prompt", "small-pool", "guesses"]
     assert (config["has_keys"], config["client"]) == (False, None)
     assert config["may_read_text"]
     assert config["has_chat"]

@@ -45,12 +45,12 @@ test("no action loses a block or a text", () => {
       if (action === 0) pool.add(TEXTS[roll(TEXTS.length)]);
       else if (action === 1 && runs.length) pool.fork(runs[roll(runs.length)]);
       else if (action === 2 && pool.requests.length) pool.end(pool.requests[roll(pool.requests.length)]);
-      else pool.step();
+      else pool.step(roll(2) * roll(6));
       check(pool);
       words.push(...pool.said);
     }
   }
-  for (const part of ["preempted", "swapped out", "comes back", "first copies", "in the prefix cache.", "leaves the prefix cache", "is refused", "and fails", "budget", "waits"]) {
+  for (const part of ["preempted", "swapped out", "comes back", "first copies", "in the prefix cache.", "leaves the prefix cache", "is refused", "and fails", "budget", "waits", "were right"]) {
     assert.ok(words.some((sentence) => sentence.includes(part)), part);
   }
 });
@@ -71,6 +71,30 @@ test("a text is the same whatever is preempted", () => {
   assert.deepEqual(texts[0], texts[1]);
 });
 
+test("guesses save steps, and change no text", () => {
+  const found = [0, 3].map((numGuesses) => {
+    const pool = new Pool({ numBlocks: 20, budget: 20 });
+    const requests = TEXTS.slice(0, 2).map((text) => pool.add(text));
+    let numSteps = 0;
+    for (; pool.requests.length; numSteps += 1) {
+      pool.step(numGuesses);
+      check(pool);
+    }
+    return { numSteps, texts: requests.map(({ tokens }) => tokens.join(" ")) };
+  });
+  assert.deepEqual(found[0].texts, found[1].texts);
+  assert.ok(found[1].numSteps < 0.7 * found[0].numSteps, JSON.stringify(found));
+});
+
+test("a guess takes no block from anybody", () => {
+  const pool = new Pool({ numBlocks: 3, budget: 20 });
+  const [first, second] = [pool.add("a b c d e f"), pool.add("g h i")];
+  pool.step(3); // all blocks are held, and three slots are left
+  assert.deepEqual([first.state, second.state], ["running", "running"]);
+  assert.ok(!pool.said.some((sentence) => sentence.includes("preempted")));
+  check(pool);
+});
+
 const run = (name) => recorded(parse(gunzipSync(readFileSync(new URL(`../../mie/page/runs/${name}.page.jsonl.gz`, import.meta.url))).toString()), name);
 const named = (id) => CHAPTERS.find((chapter) => chapter.id === id);
 const events = (id, kind) => {
@@ -78,8 +102,8 @@ const events = (id, kind) => {
   return run(name).between(to, to)[0].events.filter((event) => event.kind === kind);
 };
 
-test("ten chapters pin steps that show what their sentences say", () => {
-  assert.equal(CHAPTERS.length, 10);
+test("eleven chapters pin steps that show what their sentences say", () => {
+  assert.equal(CHAPTERS.length, 11);
   const [block] = [run("small-pool").at(1)];
   assert.deepEqual([...block.fill.slice(0, 3)], [8, 3, 0]);
   const { blocks: table } = run("small-pool").at(named("table").to).seqs.get("0.0");
@@ -100,6 +124,8 @@ test("ten chapters pin steps that show what their sentences say", () => {
   assert.deepEqual([out.seq, out.host.length], ["3.0", 4]);
   const [back] = run("small-pool").between(61, 61)[0].events.filter(({ kind }) => kind === "resume");
   assert.deepEqual([back.seq, back.mode], ["3.0", "swap"]);
+  const [drafts] = events("drafts", "verify");
+  assert.deepEqual([drafts.seq, drafts.count, drafts.num_accepted], ["1.0", 4, 3]);
 });
 
 test("a run opens at a step where much happens", () => {

@@ -1,4 +1,4 @@
-// The story: ten chapters on two recorded runs. Each plays some steps, and ends in a small pool to try things on.
+// The story: eleven chapters on three recorded runs. Each plays some steps, and ends in a small pool to try things on.
 
 /** A chapter plays its run from one step to another, the pinned one. */
 export const CHAPTERS = [
@@ -46,6 +46,11 @@ export const CHAPTERS = [
     id: "swap", title: "Swapping", run: "small-pool", from: 24, to: 27, selected: { kind: "seq", id: "3.0" }, hasTimeline: true,
     text: "This engine may also copy the blocks of a preempted request to the host's memory, which is larger and slower. D leaves with its four blocks, and at step 61 it comes back without computing anything again.",
     pool: { task: "Step until a request is swapped out, and end another one to let it return. With too few blocks on the host, it is computed again instead.", tools: ["step", "add", "host"], start: ["add", "add", "add"], numBlocks: 9, numHost: 6 },
+  },
+  {
+    id: "drafts", title: "Drafts", run: "guesses", from: 4, to: 8, selected: { kind: "seq", id: "1.0" }, hasTimeline: true,
+    text: "A step of five tokens takes little longer than a step of one. So this engine guesses: the last words of request B occurred before, and B takes the four tokens that followed them there as drafts. It computes all of them in one step, and keeps three, because the model chooses the same three. The fourth is dropped, and the text is the same as without drafts.",
+    pool: { task: "Step with guesses, and compare the number of steps with and without. A guess that is wrong gives back the slots and blocks after it, and the text never changes.", tools: ["step", "guess", "add"], numBlocks: 12 },
   },
   {
     id: "whole", title: "The whole at work", run: "shared-prompt", from: 1, to: 70, selected: null, hasTimeline: true,

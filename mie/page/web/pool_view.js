@@ -13,6 +13,7 @@ const vars = (request) => ({ "--of": `var(--c${request.number % NUM_COLOURS})` }
 /** What buttons do, by the names that chapters use. */
 const TOOLS = {
   step: ["Step", (pool) => pool.step()],
+  guess: ["Step with three guesses", (pool) => pool.step(3)],
   add: ["New request", (pool) => pool.add(PROMPTS[pool.numNamed % PROMPTS.length])],
   system: ["Request with the system prompt", (pool) => pool.add(`${SYSTEM} ${PROMPTS[pool.numNamed % PROMPTS.length]}`)],
   long: ["Long prompt", (pool) => pool.add(LONG)],

@@ -163,11 +163,13 @@ export class Timeline {
       }
     } else if (part.kind === "decode") {
       rect(pen, `${own}66`, a, middle - thick * 0.22, width, thick * 0.44);
-      const pitch = width / (to - part.from + 1);
+      const pitch = this.x(to) - this.x(to - 1);
       if (pitch >= 3.5 && store.axis === "step") {
-        for (let x = b - 1.2; x >= a - 0.1; x -= pitch) rect(pen, own, x - 0.8, middle - thick * 0.34, 1.6, thick * 0.68);
-        for (const [step, drafts] of lane.verified) {
-          if (step >= part.from && step <= to && step > this.from) this.drafts(pen, drafts, own, this.x(step) - 1.2, pitch, middle, thick);
+        for (let step = to; step >= part.from && this.x(step) > a; step -= 1) {
+          if (this.x(step) > b + 0.1) continue;
+          rect(pen, own, this.x(step) - 2, middle - thick * 0.34, 1.6, thick * 0.68);
+          const drafts = lane.verified.get(step);
+          if (drafts) this.drafts(pen, drafts, own, this.x(step) - 2, pitch, middle, thick);
         }
       }
     } else {
@@ -181,12 +183,14 @@ export class Timeline {
     }
   }
 
-  /** Draw a dot for each draft of a step, above the line if it was kept and hollow below if not. */
-  drafts(pen, { kept, count: number }, own, x, pitch, middle, thick) {
-    const size = Math.max(1.2, Math.min(2.4, pitch / 3));
+  /** Draw a disc for each draft of a step before the step's end, hollow if the draft was dropped. */
+  drafts(pen, { kept, count: number }, own, end, pitch, middle, thick) {
+    const radius = Math.min(thick * 0.24, pitch / (2.6 * number + 2));
     for (let i = 0; i < number; i += 1) {
-      const y = i < kept ? middle - thick * (0.2 + 0.08 * i) : middle + thick * (0.2 + 0.08 * (i - kept));
-      rect(pen, i < kept ? own : ink.bad, x - pitch / 2, y, size, Math.max(1, thick * 0.05));
+      pen.beginPath();
+      pen.arc(end - 2.6 * radius * (number - i), middle, Math.max(0.8, radius), 0, 2 * Math.PI);
+      fill(pen, i < kept ? own : ink.panel);
+      if (radius > 1.5) stroke(pen, i < kept ? ink.panel : ink.bad, 1);
     }
   }
 
