@@ -126,6 +126,23 @@ def tier_of(engine: Engine) -> Any:
     return engine.before_step[0].__self__
 
 
+def entry_of(store: Any, key: bytes) -> Any:
+    """Return the place of a content in the segments of a store, or None."""
+    return store._entries.get(key)
+
+
+def limit_store(store: Any, max_bytes: int) -> None:
+    """Give a store less room than the setting allows."""
+    store._max_bytes = max_bytes
+
+
+def kill_writer(store: Any) -> None:
+    """Let the process of a store be dead for other processes, without a last segment."""
+    with store._lock:
+        store._queue.clear()
+    store.close()
+
+
 def states_of(engine: Engine) -> Any:
     """Return the recurrent states, or None for a model without them."""
     return runner_of(engine)._states

@@ -31,6 +31,8 @@ WAIT_SECONDS = 0.5
 """Time after which waiting blocks are written although a segment is not full."""
 TOUCH_SECONDS = 60
 """A segment is marked as used again after this time at the earliest."""
+TICK_NS = 1_000_000_000
+"""Nanoseconds after which a file system shows that a folder has changed again."""
 
 
 @dataclass(slots=True)
@@ -77,15 +79,23 @@ class BlockStore:
         self._queue_bytes = 0
         self._is_closed = False
         self._writer: threading.Thread | None = None
+        self._lock_file: int | None = None
+        self._model = model
         self._scan()
-        self._lock_file = _lock(folder)
-        if self._lock_file is None:
+        self._start_writing()
+        if self._writer is None:
             logger.info("another process writes to %s, so this process only reads", folder)
+
+    def _start_writing(self) -> None:
+        """Become the process that writes, unless another process writes."""
+        self._lock_file = _lock(self._root)
+        if self._lock_file is None:
             return
-        _describe(self._folder, identity, model)
-        for partial in folder.glob("*/*.partial"):  # of a process that was killed
-            with suppress(OSError):
-                partial.unlink()
+        for pattern in ("*.partial", f"{IDENTITY}?*"):  # of a process that was killed
+            for partial in self._root.glob(f"*/{pattern}"):
+                with suppress(OSError):
+                    partial.unlink()
+        _describe(self._folder, self.identity, self._model)
         self._writer = threading.Thread(target=self._write_all, name="mie-disk", daemon=True)
         self._writer.start()
         after_fork(self._leave_to_parent)
@@ -130,18 +140,26 @@ class BlockStore:
         """Return whether a content can be read."""
         return key in self._entries
 
+    def size_of(self, key: bytes) -> int:
+        """Return the number of bytes of a content that can be read."""
+        entry = self._entries.get(key)
+        return 0 if entry is None else entry.size
+
     def _refresh(self) -> None:
-        """Find the segments that another process has written."""
-        if self._writer is None:
+        """Find the segments that another process has written, and write if it has ended."""
+        if self._writer is None and not self._is_closed:
             self._scan()
+            self._start_writing()
 
     def _scan(self) -> None:
+        """Take in the new segments, the oldest first, so that the newest block of a key counts."""
         try:
             changed = os.stat(self._folder).st_mtime_ns
             if changed == self._scanned:
                 return
-            self._scanned = changed
-            for path in self._folder.glob(f"*{SUFFIX}"):
+            # Files that are renamed within one tick of the clock leave one time.
+            self._scanned = changed if time.time_ns() - changed > TICK_NS else 0
+            for path in sorted(self._folder.glob(f"*{SUFFIX}")):
                 if path not in self._segments:
                     self._segments[path] = 0.0
                     self._take_in(path)
@@ -165,6 +183,7 @@ class BlockStore:
             gone = [key for key, entry in self._entries.items() if entry.segment == segment]
             for key in gone:
                 del self._entries[key]
+            self._segments.pop(segment, None)
 
     def _mark(self, segment: Path) -> None:
         """Mark a segment as used, so that it leaves later than others."""
@@ -188,9 +207,9 @@ class BlockStore:
     def write(self, block: Block) -> None:
         """Let the thread of the store write a block. A block that is there already is ignored."""
         with self._lock:
-            if self._is_closed or self.has(block.key):
+            if not self.is_writing or self.has(block.key):
                 return
-            if self._queue_bytes + len(block.data) > QUEUE_BYTES:
+            if self._queue_bytes + len(block.data) > min(QUEUE_BYTES, self._max_bytes):
                 self.stats.num_dropped += 1
                 return
             self._queue.append(block)
@@ -214,6 +233,8 @@ class BlockStore:
         """Only read in a forked child. The parent goes on to write."""
         self._lock = threading.Lock()
         self._ready = threading.Condition(self._lock)
+        if self._lock_file is not None:
+            os.close(self._lock_file)  # or the lock would outlive the parent
         self._is_closed, self._writer, self._lock_file = True, None, None
 
     def _write_all(self) -> None:
@@ -241,6 +262,7 @@ class BlockStore:
             self._segments[path] = time.time()
             self._entries.update({entry.key: entry for entry in entries})
             self._queued.difference_update([block.key for block in blocks])
+        self._make_room(0)  # the index has bytes too
         self.stats.num_written += len(blocks)
         self.stats.bytes_written += size
 

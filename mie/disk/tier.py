@@ -7,26 +7,33 @@ had been swapped out. So the scheduler and the memory treat them like any swappe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
+from mie.base.stats.step import StepStats
 from mie.disk.identity import KEY_BYTES, child
 from mie.disk.mover import Mover
+from mie.disk.race import Race
 from mie.disk.segment import Block
+from mie.disk.store import DiskStats
+from mie.engine.watch.candidates import Candidates
 from mie.memory.layers.states import States
 from mie.memory.layers.windows import Windows
 from mie.memory.table import HostTable
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Sequence as Seq
 
-WORTH_READING = 4
-"""A path is read if at most so many blocks are read for each block that need not be computed."""
+MAX_CONTENTS = 256
+"""Contents of each kind that are given to the store after one step."""
 
 
 class Store(Protocol):
     """Keeps contents by their keys: `BlockStore`, or a check of one."""
+
+    stats: DiskStats
 
     @property
     def identity(self) -> Any:
@@ -44,6 +51,9 @@ class Store(Protocol):
 
     def write(self, block: Block) -> None:
         """Write a content."""
+
+    def size_of(self, key: bytes) -> int:
+        """Return the number of bytes of a content that can be read."""
 
     def find(self, token_ids: Sequence[int], salt: str | None, limit: int) -> list[bytes]:
         """Return the keys of the longest path of full blocks of at most ``limit`` tokens."""
@@ -79,21 +89,26 @@ def name_of(key: bytes, part: str) -> bytes:
 class DiskTier:
     """Writes the blocks of the prefix tree to a store, and reads blocks for waiting sequences."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, clock: Callable[[], float] = time.perf_counter) -> None:
+        """``clock`` returns monotonic seconds."""
         self.store = store
         self.num_queries = self.num_hits = 0
         """Numbers of tokens looked up in the store and found there. The prefix tree had neither."""
+        self.clock, self._race = clock, Race()
+        self.num_slow = 0
+        """Number of paths that were not read, because computing them was faster."""
+        self._slow: set[tuple[int, int]] = set()
         self._nodes: dict[int, Node] = {}  # by block
         # The contents that are new in this step, by the block of their node.
         self._blocks: dict[int, tuple[int, ...]] = {}
         self._entries: dict[int, tuple[int, ...]] = {}
         self._snapshots: dict[int, int] = {}
-        self._looked_up: set[tuple[int, int]] = set()
         self._tree: object = None
 
     def connect(self, scheduler: Scheduler, mover: Mover) -> None:
         """Set the scheduler and the runner, before the first step."""
-        self._scheduler, self._manager, self._mover = scheduler, scheduler.manager, mover
+        self._candidates = Candidates(scheduler)
+        self._manager, self._mover = scheduler.manager, mover
         self._windows, self._states = self._manager.part(Windows), self._manager.part(States)
 
     def close(self) -> None:
@@ -113,6 +128,7 @@ class DiskTier:
         elif kind == "evict":
             del self._nodes[values[0]]
             self._blocks.pop(values[0], None)
+            self._entries.pop(values[0], None)
         elif kind == "seal_window":
             self._entries[values[0]] = values[1]
         elif kind == "evict_window":
@@ -124,16 +140,21 @@ class DiskTier:
 
     # Writing.
 
-    def after_step(self, _: object = None) -> None:
-        """Give the new contents of the prefix tree to the store."""
-        blocks, self._blocks = self._blocks, {}
-        entries, self._entries = self._entries, {}
+    def after_step(self, stats: StepStats) -> None:
+        """Give the new contents of the prefix tree to the store.
+
+        They wait while another process writes, because this process may be the next to write.
+        """
+        num_tokens = stats.num_prefill_tokens + stats.num_decode_tokens
+        if stats.num_prefill_tokens >= self._manager.block_size:
+            self._race.computed(num_tokens, stats.run_seconds)
         if self.store.is_writing:
-            self._write(blocks)
-            self._write(entries, WINDOW)
+            self._write(self._blocks)
+            self._write(self._entries, WINDOW)
             self._write_states()
 
-    def _write(self, contents: Mapping[int, Sequence[int]], part: str = BLOCK) -> None:
+    def _write(self, waiting: dict[int, tuple[int, ...]], part: str = BLOCK) -> None:
+        contents = {key: waiting.pop(key) for key in [*islice(waiting, MAX_CONTENTS)]}
         new = {self._name(block_id, part): block_id for block_id in contents}
         new = {name: block_id for name, block_id in new.items() if not self.store.has(name)}
         block_ids = [each for block_id in new.values() for each in contents[block_id]]
@@ -166,36 +187,57 @@ class DiskTier:
             self._tree = self._manager.prefix
             for notes in (self._nodes, self._blocks, self._entries, self._snapshots):
                 notes.clear()
-        waiting = self._scheduler.waiting
-        if not waiting:
-            return
-        num_free = self._scheduler.config.max_num_seqs - len(self._scheduler.running)
-        candidates = [*islice(waiting, num_free)]
-        self._looked_up &= {seq.seq_id for seq in candidates}
-        for seq in candidates:
-            if seq.host is None and seq.may_read_cache and seq.seq_id not in self._looked_up:
-                self._looked_up.add(seq.seq_id)
+        self._slow.clear()
+        for seq in self._candidates.take():
+            if seq.host is None:
                 seq.host = self._read(seq)
 
+    def is_slow(self, seq: Seq) -> bool:
+        """Return whether the path of a sequence was not read now, because computing is faster."""
+        return seq.seq_id in self._slow
+
     def _read(self, seq: Seq) -> HostTable | None:
-        """Read the path of a sequence to the host, if that saves enough work."""
+        """Read the path of a sequence to the host, if that is faster than computing it."""
         size, salt, limit = self._manager.block_size, seq.request.cache_salt, len(seq.token_ids) - 1
         num_cached = len(self._manager.prefix.match(seq.token_ids, limit, salt))
         keys = self.store.find(seq.token_ids, salt, limit)
-        self.num_queries += (limit // size - num_cached) * size
+        self.num_queries += seq.num_tokens - num_cached * size
         while True:
             count = next((n for n in range(len(keys), 0, -1) if self._is_whole(keys[:n])), 0)
-            if (count - num_cached) * WORTH_READING <= count:
+            if count <= num_cached:
                 return None
             names = [*keys[:count], *self._beside(keys[:count])]
+            num_saved = (count - num_cached) * size
+            if self._race.is_lost(sum(map(self.store.size_of, names)), num_saved):
+                self._slow.add(seq.seq_id)
+                self.num_slow += 1
+                return None
+            start = self.clock()
             contents = [self.store.read(name) for name in names]
             data = [content for content in contents if content is not None]
+            self._race.read(sum(map(len, data)), self.clock() - start)
             if len(data) == len(names):
                 break
             keys = keys[: next(i for i, content in enumerate(contents) if content is None)]
         host = self._received(seq, count, data)
-        self.num_hits += 0 if host is None else (count - num_cached) * size
+        if host is not None:
+            self.num_hits += num_saved
+            seq.request.metrics.num_disk_tokens = num_saved
         return host
+
+    # Numbers.
+
+    def counters(self) -> dict[str, int]:
+        """The numbers for ``/metrics``. The names are names of vLLM where vLLM has them."""
+        stats = self.store.stats
+        return {
+            "vllm:external_prefix_cache_queries": self.num_queries,
+            "vllm:external_prefix_cache_hits": self.num_hits,
+            "mie:disk_blocks_read": stats.num_read,
+            "mie:disk_blocks_written": stats.num_written,
+            "mie:disk_blocks_damaged": stats.num_damaged,
+            "mie:disk_blocks_dropped": stats.num_dropped,
+        }
 
     def _is_whole(self, keys: Sequence[bytes]) -> bool:
         return all(map(self.store.has_written, self._beside(keys)))

@@ -12,6 +12,7 @@ from mie.config.params.sampling import SamplingParams
 from mie.disk.folder import Shelf
 from mie.disk.identity import Identity
 from mie.disk.segment import Block, Damaged, Entry, read_block
+from mie.disk.store import DiskStats
 from mie.errors import ConfigError
 from mie.load.engine import load_engine
 from mie.load.settings import LoadSettings
@@ -54,7 +55,7 @@ class _Check:
     is_writing = True
 
     def __init__(self, shelf: Shelf, chosen: set[bytes]) -> None:
-        self.identity, self.verdict = _Roots(), Verdict()
+        self.identity, self.stats, self.verdict = _Roots(), DiskStats(), Verdict()
         self._shelf, self._left = shelf, set(chosen)
 
     def has(self, key: bytes) -> bool:
@@ -62,6 +63,9 @@ class _Check:
 
     def has_written(self, key: bytes) -> bool:
         return False
+
+    def size_of(self, key: bytes) -> int:
+        return 0
 
     def find(self, token_ids: Sequence[int], salt: str | None, limit: int) -> list[bytes]:
         return []

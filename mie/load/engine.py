@@ -26,7 +26,7 @@ from mie.engine.engine import Engine, Runner
 from mie.engine.overlap import OverlappingRunner
 from mie.engine.runner import ModelRunner
 from mie.engine.watch.departures import Departures
-from mie.engine.watch.metrics import EngineMetrics
+from mie.engine.watch.metrics import NO_DISK, EngineMetrics
 from mie.engine.watch.snapshot import scheduler_snapshot
 from mie.errors import ConfigError
 from mie.events import EventLog
@@ -191,7 +191,7 @@ def build_engine(
         scheduler,
         runner,
         log,
-        EngineMetrics(scheduler.max_model_len, sizes),
+        EngineMetrics(scheduler.max_model_len, sizes, tier.counters if tier else lambda: NO_DISK),
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         constraints=constraints,
@@ -211,7 +211,7 @@ def build_engine(
         engine.observers.append(tier.after_step)
         weakref.finalize(engine, tier.close)
     if departures is not None:
-        departures.connect(scheduler)
+        departures.connect(scheduler, tier.is_slow if tier else lambda seq: False)
         engine.before_step.append(departures.before_step)
     return engine
 

@@ -47,6 +47,13 @@ HELP = {
     "mie:tool_calls": "Calls of tools in answers.",
     "mie:tool_calls_unparsed": "Opening tags of calls that no call followed, and that stayed text.",
     "mie:tokens_recomputed": "Tokens computed again after a preemption.",
+    "vllm:external_prefix_cache_queries": "Prompt tokens that were looked up on the disk.",
+    "vllm:external_prefix_cache_hits": "Prompt tokens whose blocks were read from the disk.",
+    "mie:prompt_tokens_from_disk": "Tokens of answered prompts whose blocks came from the disk.",
+    "mie:disk_blocks_read": "Blocks that were read from the disk.",
+    "mie:disk_blocks_written": "Blocks that were written to the disk.",
+    "mie:disk_blocks_damaged": "Blocks and files of the disk that were damaged, so not used.",
+    "mie:disk_blocks_dropped": "Blocks that were not written, because the writer was behind.",
     "mie:prefix_departures": "Prompts that were not cached to their end, by the reason.",
     "mie:tokens_forced": "Tokens of structured outputs that were determined, so not sampled.",
 }

@@ -1,42 +1,39 @@
 """Check that answers with a prefix cache on a disk equal answers without a cache.
 
-A scenario has several lifetimes of an engine on one folder. Between two lifetimes files are
-damaged, removed and added.
+A scenario has three lifetimes on one folder. In a lifetime, one or two processes use the folder,
+and a process may be killed or meet a full disk. Between two lifetimes files are damaged, removed
+and added.
 """
 
+import gc
+import json
+import os
 import random
+import shutil
+import subprocess
+import sys
+import threading
 from collections import Counter
-from collections.abc import Mapping
-from itertools import count
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from audit import check_scheduler, tier_of
+from audit import entry_of, kill_writer, limit_store, tier_of
 from compiled import needs_numba
+from deadlines import PATIENCE
+from disk_lives import MODELS, Ask, Life, new_engine, small_segments
+from faulty_disk import FaultyDisk, Killed
 
 from mie import SamplingParams
-from mie.config.engine import EngineConfig
 from mie.disk.segment import SUFFIX
 from mie.engine.engine import Engine
 from mie.engine.watch.snapshot import scheduler_snapshot
 from mie.events.replay import State
-from mie.load.engine import load_engine
-from mie.load.settings import LoadSettings
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "models"
-MODELS = ("qwen3_tied", "gemma3_two_ropes", "mistral_window", "qwen35_delta", "granite4_mamba")
-Ask = tuple[list[int], SamplingParams, str | None]
-FAULTS = ("none", "none", "flip", "cut", "remove", "foreign")
-
-
-def new_engine(model: str, backend: str, **settings: Any) -> Engine:
-    dtype = "float64" if backend == "numpy" else "float32"
-    return load_engine(
-        GOLDEN / model,
-        LoadSettings(engine=EngineConfig(**settings), backend=backend, dtype=dtype),
-        use_tqdm=False,
-    )
+FAULTS = ("none", "none", "flip", "cut", "remove", "foreign", "copy")
+ENDS = ("clean", "clean", "killed", "full disk", "two processes", "writer dies")
+Seen = Counter[str]
 
 
 def settings_of(rng: random.Random) -> dict[str, Any]:
@@ -61,7 +58,7 @@ def prompts_of(rng: random.Random) -> list[list[int]]:
     return [stem[:length] + token_ids(rng, rng.randrange(1, 8)) for length in lengths]
 
 
-def requests_of(rng: random.Random, prompts: list[list[int]]) -> list[Ask]:
+def asks_of(rng: random.Random, prompts: list[list[int]]) -> list[Ask]:
     return [
         (
             rng.choice(prompts),
@@ -79,27 +76,8 @@ def requests_of(rng: random.Random, prompts: list[list[int]]) -> list[Ask]:
     ]
 
 
-def answers(engine: Engine, asks: list[Ask], aborted: Mapping[int, int]) -> list[list[object]]:
-    """Return the tokens of each choice, and with exact products the log-probabilities.
-
-    ``aborted`` has the requests that are aborted before a step. They have no answer.
-    """
-    added = [engine.add_request(ids, params, cache_salt=salt) for ids, params, salt in asks]
-    for step in count():
-        if step in aborted:
-            engine.abort(added[aborted[step]].request_id)
-        if not engine.has_work:
-            break
-        engine.step()
-        check_scheduler(engine.scheduler)
-    is_exact = engine.backend == "jit"
-    return [
-        [
-            (seq.output_ids, seq.finish_reason, [row.logprobs for row in seq.logprobs] * is_exact)
-            for seq in request.sequences
-        ]
-        for request in added
-    ]
+def aborted_of(rng: random.Random, asks: list[Ask]) -> dict[int, int]:
+    return {rng.randrange(1, 6): rng.randrange(len(asks)) for _ in range(rng.choice([0, 2]))}
 
 
 def check_log(engine: Engine) -> None:
@@ -121,56 +99,258 @@ def break_files(folder: Path, rng: random.Random) -> str:
         data = bytearray(path.read_bytes())
         if fault == "flip":
             data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+            path.write_bytes(data)
         elif fault == "cut":
-            del data[rng.randrange(len(data)) :]
-        path.write_bytes(data)
-        if fault == "remove":
+            os.truncate(path, rng.randrange(len(data)))
+        elif fault == "remove":
             path.unlink()
+        elif fault == "copy":
+            shutil.copy(path, path.with_name(f"0{path.name}"))
     if fault == "foreign" and segments:
         segments[0].with_name(f"foreign{SUFFIX}").write_bytes(rng.randbytes(500))
     return fault
 
 
-def check_scenario(model: str, backend: str, seed: int, folder: Path) -> Counter[str]:
-    """Compare three lifetimes with engines without a cache, and return the events."""
-    rng, seen = random.Random(f"{model} {seed}"), Counter[str]()
-    settings, prompts = settings_of(rng), prompts_of(rng)
-    for _ in range(3):
-        asks = requests_of(rng, prompts)
-        aborted = {rng.randrange(1, 6): rng.randrange(len(asks)) for _ in range(rng.choice([0, 2]))}
-        plain = new_engine(model, backend, enable_prefix_caching=False, **settings)
-        engine = new_engine(model, backend, prefix_cache_dir=str(folder), **settings)
-        expected, found = answers(plain, asks, {}), answers(engine, asks, aborted)
-        for number in {*range(len(asks))} - {*aborted.values()}:
-            assert found[number] == expected[number]
-        check_log(engine)
+class Scenario:
+    """Lifetimes of engines of one model on one folder."""
+
+    def __init__(self, model: str, backend: str, seed: int, folder: Path, plain: Engine) -> None:
+        """``plain`` is an engine without a cache."""
+        self.rng, self.seen = random.Random(f"{model} {seed}"), Seen()
+        self._model, self._backend, self._folder, self._plain = model, backend, folder, plain
+        self._settings, self._prompts = settings_of(self.rng), prompts_of(self.rng)
+        self._max_bytes = self.rng.choice([1 << 30, 1 << 30, 60_000])
+        self._written: dict[bytes, set[bytes]] = {}
+
+    def run(self) -> Seen:
+        """Compare three lifetimes with engines without a cache, and return the events."""
+        with small_segments():
+            for _ in range(3):
+                end = self.rng.choice(ENDS)
+                self.seen[end] += 1
+                if end in ("two processes", "writer dies"):
+                    self._live_together(end)
+                else:
+                    self._live(end)
+                self.seen[break_files(self._folder, self.rng)] += 1
+            self._live("clean")
+        assert not [*self._folder.glob("*/*.partial")]
+        if self._backend == "jit":
+            assert max(map(len, self._written.values()), default=1) == 1
+        return self.seen
+
+    def _live(self, end: str) -> None:
+        rng = self.rng
+        asks = asks_of(rng, self._prompts)
+        disk = FaultyDisk(
+            rng,
+            calls_left=rng.randrange(80) if end == "killed" else None,
+            bytes_left=rng.randrange(20_000) if end == "full disk" else None,
+        )
+        life = None
+        with disk.installed():
+            try:
+                life = Life(self._engine(), asks, aborted_of(rng, asks))
+                while life.step() and not disk.is_dead:
+                    pass
+            except Killed:
+                pass
+            if life is not None:
+                self._end(life, asks)
+        self.seen["died"] += disk.is_dead
+
+    def _live_together(self, end: str) -> None:
+        rng = self.rng
+        asks = [asks_of(rng, self._prompts) for _ in range(2)]
+        lives = [Life(self._engine(), each) for each in asks]
+        stores = [tier_of(life.engine).store for life in lives]
+        assert [store.is_writing for store in stores] == [True, False]
+        ends_at = rng.randrange(1, 10)
+        for number in range(5000):
+            if number == ends_at and end == "writer dies":
+                kill_writer(stores[0])
+            unfinished = [life for life in lives if life.engine.has_work]
+            if not unfinished:
+                break
+            rng.choice(unfinished).step()
+        for life, each in zip(lives, asks, strict=True):
+            self._end(life, each)
+        self.seen["taken over"] += stores[1].stats.num_written > 0
+
+    def _engine(self) -> Engine:
+        """Return an engine on the folder. Each read of the engine is checked."""
+        rng = self.rng
+        settings = dict(self._settings)
+        if rng.random() < 0.1:
+            settings["block_size"] = 6 - settings["block_size"]
+        engine = new_engine(
+            self._model, self._backend, prefix_cache_dir=str(self._folder), **settings
+        )
         tier = tier_of(engine)
+        limit_store(tier.store, self._max_bytes)
+        self._watch(tier.store)
+        ticks = self._ticks(rng.choice([0.0, 0.0, 0.0, 1.0]))
+        tier.clock = lambda: next(ticks)
+        return engine
+
+    @staticmethod
+    def _ticks(seconds: float) -> Iterator[float]:
+        """Yield the times of a clock. Reading takes no time, or far too much."""
+        now = 0.0
+        while True:
+            yield now
+            now += seconds
+
+    def _watch(self, store: Any) -> None:
+        """Check that a read returns a content that was written, or counts the damage."""
+        write, read, written = store.write, store.read, self._written
+
+        def write_and_note(block: Any) -> None:
+            written.setdefault(block.key, set()).add(block.data)
+            write(block)
+
+        def read_and_check(key: bytes) -> bytes | None:
+            entry, num_damaged = entry_of(store, key), store.stats.num_damaged
+            data: bytes | None = read(key)
+            if data is not None:
+                assert data in written[key]
+            elif entry is not None and entry.segment.exists():
+                assert store.stats.num_damaged == num_damaged + 1
+            return data
+
+        store.write, store.read = write_and_note, read_and_check
+
+    def _end(self, life: Life, asks: list[Ask]) -> None:
+        """Compare the answers of a process, and end the process."""
+        expected = Life(self._plain, asks)
+        while expected.step():
+            pass
+        for number, answer in life.answers.items():
+            assert answer == expected.answers[number]
+        check_log(life.engine)
+        tier = tier_of(life.engine)
         tier.close()
         stats = tier.store.stats
-        seen += Counter(hits=tier.num_hits, damaged=stats.num_damaged, dropped=stats.num_dropped)
-        seen[break_files(folder, rng)] += 1
+        self.seen += Seen(
+            hits=tier.num_hits,
+            damaged=stats.num_damaged,
+            dropped=stats.num_dropped,
+            written=stats.num_written,
+            slow=tier.num_slow,
+        )
+        if stats.num_written:
+            size = sum(path.stat().st_size for path in self._folder.rglob(f"*{SUFFIX}"))
+            assert size <= self._max_bytes
+
+
+def run_scenarios(model: str, backend: str, seeds: range, folder: Path) -> Seen:
+    """Run scenarios, and check that no thread and no file stays open."""
+    plain = new_engine(model, backend, enable_prefix_caching=False, max_model_len=40, num_blocks=99)
+    seen, num_open = Seen(), len(os.listdir("/proc/self/fd"))
+    for seed in seeds:
+        seen += Scenario(model, backend, seed, folder / str(seed), plain).run()
+        shutil.rmtree(folder / str(seed))
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= num_open
+    assert "mie-disk" not in [thread.name for thread in threading.enumerate()]
     return seen
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_answers_with_a_cache_on_a_disk_equal_answers_without_one(model: str, tmp_path: Path):
-    seen = Counter[str]()
-    for seed in range(3):
-        seen += check_scenario(model, "numpy", seed, tmp_path / str(seed))
+    seen = run_scenarios(model, "numpy", range(4), tmp_path)
     assert seen["hits"]
-    assert not seen["dropped"]
 
 
 @needs_numba
 def test_log_probabilities_with_a_cache_on_a_disk_have_equal_bits(tmp_path: Path):
-    assert check_scenario("qwen3_tied", "jit", 1, tmp_path)["hits"]
+    assert run_scenarios("qwen3_tied", "jit", range(3), tmp_path)["hits"]
 
 
 @pytest.mark.slow
 @needs_numba
 @pytest.mark.parametrize("model", MODELS)
 def test_a_thousand_scenarios(model: str, tmp_path: Path):
-    seen = Counter[str]()
-    for seed in range(200):
-        seen += check_scenario(model, "jit", seed, tmp_path / str(seed))
-    assert {"hits", "damaged", *FAULTS} <= seen.keys()
+    seen = run_scenarios(model, "jit", range(188), tmp_path)
+    events = {"hits", "damaged", "dropped", "written", "slow", "died", "taken over"}
+    assert {*events, *FAULTS, *ENDS} <= seen.keys()
+
+
+# Real processes.
+
+
+class Process:
+    """A life in a process, which may be killed."""
+
+    def __init__(self, rng: random.Random, model: str, folder: Path, asks: list[Any]) -> None:
+        end = rng.choice(["clean", "at a call", "at a moment", "files are too large"])
+        life = {
+            "model": model,
+            "folder": str(folder),
+            "asks": asks,
+            "seed": rng.random(),
+            "calls_left": rng.randrange(60) if end == "at a call" else None,
+            "file_bytes": rng.randrange(500, 5000) if end == "files are too large" else None,
+            "settings": {"block_size": 4, "num_blocks": 60, "max_model_len": 40},
+        }
+        self.end, self._delay = end, rng.random() * 0.1
+        command = [sys.executable, str(Path(__file__).parents[1] / "disk_lives.py")]
+        self._process = subprocess.Popen(
+            [*command, json.dumps(life)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def result(self) -> list[list[Any]]:
+        """Return the answers of the life, and its numbers if it was not killed."""
+        if self.end == "at a moment":
+            assert self._process.stdout is not None
+            self._process.stdout.readline()
+            timer = threading.Timer(self._delay, self._process.kill)
+            timer.start()
+        output, errors = self._process.communicate(timeout=PATIENCE)
+        assert "Traceback" not in errors, errors
+        rows = [json.loads(line) for line in output.splitlines() if line.startswith("[")]
+        assert self._process.returncode in (0, -9), errors
+        assert (self._process.returncode == 0) == (bool(rows) and rows[-1][0] == "end")
+        return rows
+
+
+def run_processes(model: str, seeds: range, folder: Path) -> Seen:
+    """Run scenarios of three lifetimes, each of one or two processes."""
+    plain = new_engine(model, "numpy", enable_prefix_caching=False, max_model_len=40, num_blocks=99)
+    greedy, seen = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True), Seen()
+    for seed in seeds:
+        rng, place = random.Random(f"process {model} {seed}"), folder / str(seed)
+        prompts = prompts_of(rng)
+        for _ in range(3):
+            asks = [(rng.choice(prompts), rng.choice([None, "a"])) for _ in range(6)]
+            expected = Life(plain, [(ids, greedy, salt) for ids, salt in asks])
+            while expected.step():
+                pass
+            processes = [Process(rng, model, place, asks) for _ in range(rng.choice([1, 2]))]
+            for process in processes:
+                for number, *values in process.result():
+                    if number == "end":
+                        hits, damaged, dropped = values
+                        seen += Seen(hits=hits, damaged=damaged, dropped=dropped)
+                    else:
+                        assert values[0] == expected.answers[number][0][0]
+                seen[process.end] += 1
+            seen[break_files(place, rng)] += 1
+        last = new_engine(
+            model, "numpy", prefix_cache_dir=str(place), max_model_len=40, num_blocks=99
+        )
+        assert tier_of(last).store.is_writing, "a dead process holds the lock"
+        assert not [*place.glob("*/*.partial")]
+        tier_of(last).close()
+    return seen
+
+
+def test_processes_that_are_killed_leave_no_wrong_answer(tmp_path: Path):
+    run_processes("qwen3_tied", range(1), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_many_processes_that_are_killed_leave_no_wrong_answer(model: str, tmp_path: Path):
+    seen = run_processes(model, range(12), tmp_path)
+    assert {"hits", "clean", "at a call", "at a moment", "files are too large"} <= seen.keys()

@@ -18,9 +18,18 @@ class Departure(NamedTuple):
     """The next tokens of the prompt."""
 
 
-REASONS = ("other tokens", "evicted", "other salt", "window passed", "no snapshot", "new")
+REASONS = (
+    "other tokens",
+    "evicted",
+    "other salt",
+    "window passed",
+    "no snapshot",
+    "slow disk",
+    "new",
+)
 """Why a prompt departs from the cache.
 
 A cached prompt goes on with other tokens; the next block was evicted; it is there for another salt;
-a block of layers with a window was let go; no state was kept there; or nothing follows.
+a block of layers with a window was let go; no state was kept there;
+it is on a disk, and computing it is faster than reading it; or nothing follows.
 """

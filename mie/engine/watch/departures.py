@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from mie.base.stats.departure import Departure
+from mie.engine.watch.candidates import Candidates
 from mie.errors import shown_text
 from mie.memory.layers.states import States
 from mie.memory.prefix import Node, num_common
@@ -37,11 +38,14 @@ class Departures:
         self._paths: dict[int, int] = {}  # the hash of the path to a block, by block
         self._evicted: OrderedDict[int, None] = OrderedDict()
         self._places: OrderedDict[tuple[str | None, str | None, int], int] = OrderedDict()
-        self._looked_up: set[tuple[int, int]] = set()
 
-    def connect(self, scheduler: Scheduler) -> None:
-        """Set the scheduler, before the first step."""
-        self._scheduler, self._manager = scheduler, scheduler.manager
+    def connect(self, scheduler: Scheduler, is_slow: Callable[[Seq], bool]) -> None:
+        """Set the scheduler, before the first step.
+
+        ``is_slow`` tells that blocks are on a disk, and computing them is faster than reading them.
+        """
+        self._candidates, self._manager = Candidates(scheduler), scheduler.manager
+        self._is_slow = is_slow
 
     def note(self, record: tuple[Any, ...]) -> None:
         """Note the blocks that enter and leave the prefix tree."""
@@ -58,18 +62,10 @@ class Departures:
 
     def before_step(self) -> None:
         """Find the departures of the sequences that may be admitted next."""
-        waiting = self._scheduler.waiting
-        if not waiting:
-            return
-        num_free = self._scheduler.config.max_num_seqs - len(self._scheduler.running)
-        candidates = [*islice(waiting, num_free)]
-        self._looked_up &= {seq.seq_id for seq in candidates}
-        for seq in candidates:
-            metrics = seq.request.metrics
-            if seq.was_admitted or not seq.may_read_cache or seq.seq_id in self._looked_up:
+        for seq in self._candidates.take():
+            if seq.was_admitted:
                 continue
-            self._looked_up.add(seq.seq_id)
-            metrics.departure = found = self._departure(seq)
+            seq.request.metrics.departure = found = self._departure(seq)
             if found is not None:
                 values = found.position, found.reason, found.cached, found.got
                 self._emit(("depart", seq.seq_id, *values))
@@ -89,7 +85,9 @@ class Departures:
             return None
         cached: tuple[int, ...] = ()
         rest = tuple(tokens[position : position + size])
-        if len(path) * size > position:
+        if self._is_slow(seq):
+            reason = "slow disk"
+        elif len(path) * size > position:
             has_states = manager.part(States) is not None
             reason = "no snapshot" if has_states else "window passed"
         elif child := self._nearest(path[-1] if path else manager.prefix.roots.get(salt), rest):

@@ -53,6 +53,10 @@ FINE_TIMES = (*(float(f"{digit}e{power}") for power in range(-6, 1) for digit in
 PHASES = ("schedule", "run", "update")
 
 REASONS = ("stop", "length", "abort", "error")
+NO_DISK = MappingProxyType(
+    {"vllm:external_prefix_cache_queries": 0, "vllm:external_prefix_cache_hits": 0}
+)
+"""The counters of an engine without a prefix cache on a disk."""
 MOST_RECORDS = 64
 """Maximum number of records of ended requests before they are added up. The sum delays a step."""
 
@@ -106,6 +110,11 @@ _COUNTS: Mapping[str, Callable[[_Record], int]] = MappingProxyType(
         "vllm:prompt_tokens": lambda record: record.num_prompt if record.longest else 0,
         "vllm:prompt_tokens_cached": lambda record: (
             record.times.num_cached_tokens if record.longest else 0
+        ),
+        "mie:prompt_tokens_from_disk": lambda record: (
+            min(record.times.num_disk_tokens, record.times.num_cached_tokens)
+            if record.longest
+            else 0
         ),
         "vllm:generation_tokens": lambda record: sum(record.num_generated),
         "mie:tokens_recomputed": lambda record: record.times.num_recomputed_tokens,
@@ -213,9 +222,16 @@ Labels = Mapping[str, str]
 class EngineMetrics:
     """The metrics of an engine. Only one thread at a time may call it."""
 
-    def __init__(self, max_model_len: int, sizes: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        max_model_len: int,
+        sizes: Mapping[str, int] | None = None,
+        disk_counters: Callable[[], Mapping[str, int]] = lambda: NO_DISK,
+    ) -> None:
+        """``disk_counters`` returns the counters of a prefix cache on a disk."""
         self.sizes = sizes or {}
         """Gauges that do not change: name -> bytes."""
+        self._disk_counters = disk_counters
         self._losses = _Losses()
         self._step_tokens, self._token_gaps = Tally(STEP_TOKENS), Tally(TOKEN_TIMES)
         self._phases = {phase: Tally(FINE_TIMES) for phase in PHASES}
@@ -290,6 +306,7 @@ class EngineMetrics:
                 "vllm:prefix_cache_queries": memory.num_queried_tokens,
                 "vllm:prefix_cache_hits": memory.num_hit_tokens + memory.num_partial_hit_tokens,
                 "vllm:num_preemptions": stats.num_preemptions,
+                **self._disk_counters(),
                 "mie:cow_copies": memory.num_copies,
                 "mie:blocks_evicted": memory.num_evictions,
                 "mie:blocks_swapped_out": memory.num_exported,
@@ -348,10 +365,11 @@ class Snapshot:
         totals = self.base.with_records(self.records)
         shared = {"model_name": model_name, "engine": "0"}
         num_cached = totals.counts["vllm:prompt_tokens_cached"]
+        num_from_disk = totals.counts["mie:prompt_tokens_from_disk"]
         sources = {
             "local_compute": totals.counts["vllm:prompt_tokens"] - num_cached,
-            "local_cache_hit": num_cached,
-            "external_kv_transfer": 0,
+            "local_cache_hit": num_cached - num_from_disk,
+            "external_kv_transfer": num_from_disk,
         }
         counters: list[tuple[str, Labels, int]] = [
             *((name, {}, value) for name, value in {**self.counters, **totals.counts}.items()),

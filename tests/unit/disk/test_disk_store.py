@@ -222,3 +222,54 @@ def test_a_folder_is_listed_and_removed(tmp_path: Path):
     assert found == [[(1, 2)], [(1, 2), (3, 4)], [(1, 2), (5, 6)]]
     assert remove_shelf(shelf) == shelf.num_bytes > 0
     assert [*shelves(tmp_path)] == []
+
+
+def test_a_process_writes_when_the_writer_has_ended(tmp_path: Path):
+    writer, reader = open_store(tmp_path), open_store(tmp_path)
+    write(writer, [1, 2])
+    contents(reader, [1, 2])
+    assert not reader.is_writing
+    writer.close()
+    assert contents(reader, [1, 2]) == [b"\1" * 100]
+    assert reader.is_writing
+    write(reader, [3, 4])
+    reader.close()
+    last = open_store(tmp_path)
+    assert contents(last, [3, 4]) == [b"\3" * 100]
+    last.close()
+
+
+def test_the_newest_block_of_a_key_counts(tmp_path: Path):
+    for value in (b"a", b"b"):
+        blocks = [replace(block, data=value * 100) for block in blocks_of([1, 2])]
+        store = open_store(tmp_path)
+        write_segment(next(tmp_path.glob("*/")) / f"{value.hex()}{SUFFIX}", blocks)
+        store.close()
+    store = open_store(tmp_path)
+    assert contents(store, [1, 2]) == [b"b" * 100]
+    store.close()
+
+
+def test_a_folder_never_has_more_than_the_maximum(tmp_path: Path):
+    store = open_store(tmp_path, max_bytes=150)
+    write(store, [1, 2, 3, 4])
+    store.close()
+    assert store.stats.num_dropped == 1
+    assert sum(path.stat().st_size for path in tmp_path.rglob(f"*{SUFFIX}")) <= 150
+
+
+def test_a_reader_takes_no_blocks(tmp_path: Path):
+    writer, reader = open_store(tmp_path), open_store(tmp_path)
+    write(reader, [1, 2])
+    writer.close()
+    contents(reader, [1, 2])
+    reader.close()
+    assert not [*tmp_path.rglob(f"*{SUFFIX}")]
+
+
+def test_files_of_a_killed_process_are_removed(tmp_path: Path):
+    open_store(tmp_path).close()
+    left = next(tmp_path.glob("*/")) / "identity.jsonx1"
+    left.write_text("{")
+    open_store(tmp_path).close()
+    assert not left.exists()

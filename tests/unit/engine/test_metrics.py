@@ -59,6 +59,9 @@ def test_the_counts_match_the_run(llm):
         "mie:blocks_swapped_in": 0,
         "mie:snapshots_taken": 0,
         "mie:snapshots_evicted": 0,
+        "external_prefix_cache_queries": 0,
+        "external_prefix_cache_hits": 0,
+        "mie:prompt_tokens_from_disk": 0,
         "mie:tokens_recomputed": 0,
         "mie:tokens_forced": 0,
         "mie:prefix_departures": 2,  # the last reason is "new"
