@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _SETTINGS = (
     *("backend", "dtype", "quantization", "head_dtype", "weight_dtype", "kv_cache_dtype"),
-    "num_threads",
+    *("activations", "num_threads"),
 )
 """The settings that can change predictions, or how long they take."""
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
     settings = given(args, EngineArgs)
     model = EngineArgs(**settings)
-    rounding = {"quantization", "head_dtype"}
+    rounding = {"quantization", "head_dtype", "activations"}
     windows = windows_of(model, _text(args.text), args.window, args.num_tokens)
     reference = None
     if args.reference is not None or settings.keys() & rounding:

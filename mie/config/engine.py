@@ -170,6 +170,7 @@ class EngineSettings:
     num_threads: int | None = None
     batch_invariant: bool = False
     weight_dtype: str = "auto"
+    activations: str = "float32"
     enforce_eager: bool = False
     gpu_memory_utilization: float = 0.9
 
@@ -196,6 +197,11 @@ class EngineConfig(EngineSettings):
         if self.num_blocks is not None and self.kv_cache_memory_bytes is not None:
             raise ConfigError(
                 "num_blocks and kv_cache_memory_bytes both size the KV cache; give one"
+            )
+        if self.activations == "int8" and self.weight_dtype == "float32":
+            raise ConfigError(
+                "activations is 'int8' and weight_dtype is 'float32'; products with float32 "
+                "weights take no rounded activations (leave one out)"
             )
 
 

@@ -21,6 +21,7 @@ class Identity:
     numerics: str
     """Backend, version of its numerics, and class of the CPU or GPU."""
     cache_dtype: str
+    activations: str
     block_size: int
     """Number of tokens of a block."""
     block_bytes: int

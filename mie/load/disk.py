@@ -76,6 +76,7 @@ def identity_of(opened: OpenedModel, backend: Backend, plan: MemoryPlan) -> Iden
         weights=blake2b(model.encode(), digest_size=16).hexdigest(),
         numerics=json.dumps(numerics, sort_keys=True),
         cache_dtype=plan.config.kv_cache_dtype,
+        activations=plan.config.activations,
         block_size=plan.config.block_size,
         block_bytes=plan.block_bytes,
         parts=f"{plan.window}, state of {plan.state_bytes} bytes",

@@ -64,7 +64,19 @@ def open_model(
     else:
         weights = Checkpoint.open(directory, expected_tensors(config), config.quantisation)
     weights = quantised(weights, config, settings.quantization, settings.head_dtype)
+    if settings.engine.activations == "int8":
+        check_has_integers(weights.forms, config)
     return OpenedModel(config=config, weights=weights)
+
+
+def check_has_integers(forms: Mapping[str, Form], model: ModelConfig) -> None:
+    """Raise `ConfigError` if no product of the model has int4 or int8 weights."""
+    only_rows = () if model.tie_word_embeddings else HEADS[:1]
+    if not any(f.codes in ROUNDED for name, f in forms.items() if name not in only_rows):
+        raise ConfigError(
+            "activations is 'int8'; the model has no matrix of int4 or int8 for their products "
+            "(add quantization='int8' or 'int4' to round weights in 16 or 32 bits, or leave it out)"
+        )
 
 
 def quantised(

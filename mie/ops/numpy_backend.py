@@ -54,6 +54,9 @@ class NumpyBackend(Backend):
     are the formats of `ops.kv_cache`. BLAS has one thread in small steps, and ``num_threads`` in
     large ones: by default one for each CPU that the process may use.
 
+    ``activations`` "int8" rounds the inputs of products with int4 and int8 weights, as
+    `ops.weights.integer` defines.
+
     ``batch_invariant`` makes a request's result independent of the rest of the batch, of chunks and
     of blocks, bit for bit. All products then have `INVARIANT_ROWS` rows, and attention has one
     query at a time.
@@ -70,6 +73,7 @@ class NumpyBackend(Backend):
         kv_cache_dtype: str = "auto",
         weight_dtype: str = "auto",
         batch_invariant: bool = False,
+        activations: str = "float32",
     ) -> None:
         halves = kv_cache.HALVES
         check_dtype(dtype, self.dtypes, self.name)
@@ -81,6 +85,9 @@ class NumpyBackend(Backend):
         self.itemsize: int = self.kv_dtype.itemsize
         if weight_dtype == "float32" and self.dtype == np.float64:
             raise ConfigError("weight_dtype 'float32' contradicts dtype 'float64' (leave one out)")
+        if activations == "int8" and self.dtype == np.float64:
+            raise ConfigError("activations 'int8' contradicts dtype 'float64' (leave one out)")
+        self.activations = activations
         self._kept_dtype = weight_dtype if weight_dtype in halves else None
         self._matrix_dtype = halves.get(weight_dtype, self.stored_dtype)
         self.num_threads = num_threads or available_cpus()
@@ -97,6 +104,7 @@ class NumpyBackend(Backend):
             "dtype": self.dtype.name,
             "kv_cache_dtype": self.kv_dtype.name,
             "weight_dtype": self._matrix_dtype.name,
+            "activations": self.activations,
             "numpy": np.__version__,
             "kernels": self._blas.core,
             "batch_invariant": self.is_batch_invariant,
@@ -320,7 +328,8 @@ class NumpyBackend(Backend):
 
         from mie.ops.weights.packed import PackedMatrix
 
-        return PackedMatrix(shape, self._checked(blocks), parts, self._matrix_dtype)
+        blocks, rounds = self._checked(blocks), self.activations == "int8"
+        return PackedMatrix(shape, blocks, parts, self._matrix_dtype, rounds_activations=rounds)
 
     def _quantised_cache(self, shape: tuple[int, ...]) -> Cache:
         from mie.ops.weights.quantised_cache import QuantizedCache

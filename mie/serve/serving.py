@@ -284,6 +284,7 @@ def names_of(model: str) -> list[str]:
 
 def _digest(facts: ModelFacts, config: EngineConfig, weights: str) -> str:
     """Return the SHA-256 of the weights and settings under which equal seeds give equal text."""
-    settings = (config.batch_invariant, config.kv_cache_dtype, config.weight_dtype)
+    names = "batch_invariant", "kv_cache_dtype", "weight_dtype", "activations"
+    settings = [getattr(config, name) for name in names]
     what = (weights, facts.backend, facts.dtype, *settings, __version__)
     return hashlib.sha256(repr(what).encode()).hexdigest()

@@ -4,9 +4,9 @@ Random loads go through the real engine. Requests run with others, in chunks, wi
 prefix cache, preempted by recompute and by swap, forked, and with a window. Each request's logits
 (of every position of its prompt and of every sampled token) must equal those it gets alone bit for
 bit, computed in one piece. So must its tokens. Weights are those of the file, or rounded to int8 or
-int4. The dtype is float32, because in float64 the differences would rarely be large enough to
-change a bit. The jit backend is always invariant: alone it runs operator by operator, and in the
-batch it replays programs.
+int4. Then activations may be rounded too. The dtype is float32, because in float64 the differences
+would rarely be large enough to change a bit. The jit backend is always invariant: alone it runs
+operator by operator, and in the batch it replays programs.
 """
 
 import os
@@ -51,9 +51,11 @@ MODELS = {
     "wide group": LLAMA | ODD | {"num_attention_heads": 9, "num_key_value_heads": 1},
 }
 NUM_EXAMPLES = max(4, settings().max_examples // 50)
-NUMERICS = ("dtype", "kv_cache_dtype", "quantization")
+NUMERICS = ("dtype", "kv_cache_dtype", "quantization", "activations")
 """Settings that may change a bit, and are the same alone."""
 BACKENDS = ["numpy", pytest.param("jit", marks=needs_numba)]
+
+HAS_ACTIVATIONS = EngineConfig.SETTINGS["activations"].backends
 
 seen: Counter[tuple[str, str]] = Counter()
 
@@ -104,6 +106,8 @@ def loads(draw):
         "dtype": draw(st.sampled_from(["float32", "float32", "bfloat16"])),
         "quantization": draw(st.sampled_from([None, None, "int8", "int4"])),
     }
+    if config["quantization"] is not None:
+        config["activations"] = draw(st.sampled_from(["float32", "int8"]))
     return str(rng.choice(list(MODELS))), requests, config
 
 
@@ -142,6 +146,7 @@ def outcome(directory, requests, config, backend):
     own = EngineConfig(batch_invariant=True, max_model_len=1024, **own)
     engine = load_engine(directory, LoadSettings(engine=own, backend=backend, **of_model))
     seen[backend, str(config["quantization"])] += 1
+    seen[backend, "integers"] += config.get("activations") == "int8"
     tokens, logprobs, prompts = {}, {}, {}
     waiting, step, added = dict(requests), 0, {}
     while waiting or engine.has_work:
@@ -174,8 +179,11 @@ def by_id(row):
 @given(load=loads())
 @example(load=WITH_A_HIT)
 @example(load=(*WITH_A_HIT[:2], WITH_A_HIT[2] | {"quantization": "int8"}))
+@example(load=(*WITH_A_HIT[:2], WITH_A_HIT[2] | {"activations": "int8"}))
 def check_loads(directories, backend, load):
     model, requests, config = load
+    if backend not in HAS_ACTIVATIONS:
+        config = {name: value for name, value in config.items() if name != "activations"}
     config = config | {"kv_cache_dtype": ("auto", "int8", "fp8")[len(requests) % 3]}
     in_batch = outcome(directories[model], dict(enumerate(requests)), config, backend)
     own = {name: config[name] for name in NUMERICS if name in config}
@@ -192,6 +200,7 @@ def check_loads(directories, backend, load):
 def test_a_request_gets_the_same_result_alone_and_in_a_batch(directories, backend):
     """The loads contain every case that makes sums differ."""
     kinds = ("prefix hits", "preempt", "import", "fork", "copy", "None", "int8", "int4")
+    kinds += ("integers",) * (backend in HAS_ACTIVATIONS)
     wanted = {(backend, kind): 1 for kind in kinds}
     check_until_seen(lambda check: check(directories, backend), check_loads, seen, wanted)
 

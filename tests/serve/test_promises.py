@@ -116,8 +116,12 @@ def test_the_fingerprint_stays_the_same(server):
 
 def test_the_fingerprint_tells_weights_apart_that_have_the_same_shape(server):
     names = set()
-    for settings in ({"seed": 1}, {"seed": 1}, {"seed": 2}, {"seed": 1, "batch_invariant": True}):
-        engine = AsyncLLM("bundled", load_format="dummy", num_blocks=8, **settings)
+    own = {"backend": "numpy", "quantization": "int8", "num_blocks": 8, "load_format": "dummy"}
+    for settings in (
+        *({"seed": 1}, {"seed": 1}, {"seed": 2}),
+        *({"batch_invariant": True}, {"activations": "int8"}),
+    ):
+        engine = AsyncLLM("bundled", **own, **{"seed": 1, **settings})
         try:
             with live(engine) as url:
                 body = {"prompt": "a", "max_tokens": 1}
@@ -125,4 +129,4 @@ def test_the_fingerprint_tells_weights_apart_that_have_the_same_shape(server):
                 names.add(answer.json()["system_fingerprint"])
         finally:
             engine.shutdown()
-    assert len(names) == 3
+    assert len(names) == 4

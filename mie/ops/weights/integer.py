@@ -64,8 +64,9 @@ def integer_product(x: RoundedActivations, weight: QuantisedRows) -> NDArray[np.
     form, num_columns = weight.form, weight.shape[1]
     assert form.codes != "float8_e4m3fn", form
     segment = min(form.group, ACTIVATION_GROUP)
-    codes = x.codes.reshape(len(x.codes), -1).astype(np.float32)
-    total = np.zeros((len(codes), len(weight)), np.float32)
+    num_rows, num_groups, size = x.codes.shape
+    codes = x.codes.reshape(num_rows, num_groups * size).astype(np.float32)
+    total = np.zeros((num_rows, len(weight)), np.float32)
     for first in range(0, num_columns, segment):
         inputs, group = slice(first, min(first + segment, num_columns)), first // form.group
         # Each partial sum is an integer below 2**24 in magnitude, and so exact in float32.

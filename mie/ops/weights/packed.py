@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.ops.arrays import Floats, Ints
+from mie.ops.weights.integer import integer_product, round_activations
 from mie.ops.weights.quantised import Form, Part, QuantisedRows, Rows, dequantise
 
 TILE_ROWS = 64
@@ -35,7 +36,8 @@ def unpack_nibbles(packed: NDArray[np.uint8], num_columns: int) -> NDArray[np.in
 class PackedMatrix:
     """A matrix [N, K] with parts of quantised rows or floats. Codes of 4 bits are two in a byte.
 
-    The weights equal the result of `dequantise`, bit for bit.
+    The weights equal the result of `dequantise`, bit for bit. With ``rounds_activations``, products
+    with int4 and int8 are those of `integer_linear`.
     """
 
     def __init__(
@@ -44,9 +46,11 @@ class PackedMatrix:
         blocks: Iterable[Rows],
         parts: Sequence[Part],
         dtype: np.dtype[Any],
+        *,
+        rounds_activations: bool = False,
     ) -> None:
         """Load blocks of whole rows. Parts that are floats are kept in ``dtype``."""
-        self.shape = shape
+        self.shape, self._rounds_activations = shape, rounds_activations
         rows, self._ends = iter(blocks), list(accumulate(number for number, _ in parts))
         assert self._ends[-1] == shape[0], "parts cover the matrix"
         self._parts = [
@@ -61,15 +65,6 @@ class PackedMatrix:
         """The bytes of codes, scales and offsets."""
         return sum(part.nbytes for part in self._parts)
 
-    def rows(self, first: int, last: int) -> Floats:
-        """Return the rows first … last - 1 of the weights in float32."""
-        pieces, begin = [], 0
-        for end, part in zip(self._ends, self._parts, strict=True):
-            if first < end and last > begin:
-                pieces.append(part.take(slice(max(first, begin) - begin, min(last, end) - begin)))
-            begin = end
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-
     def take(self, rows: Ints) -> Floats:
         """Return these rows [T, K] of a matrix of one part in float32."""
         [part] = self._parts
@@ -78,14 +73,21 @@ class PackedMatrix:
     def product(self, x: Floats) -> Floats:
         """Return the product [..., N] of x [..., K] and the weights, a tile of rows at a time.
 
-        `linear_quantised` defines the product.
+        `linear_quantised` defines the product, or `integer_linear` if it rounds activations.
         """
-        num_outputs = self.shape[0]
+        num_outputs, num_inputs = self.shape
         y: Floats = np.empty((*x.shape[:-1], num_outputs), x.dtype)
-        for first in range(0, num_outputs, TILE_ROWS):
-            last = min(first + TILE_ROWS, num_outputs)
-            tile = self.rows(first, last).astype(x.dtype, copy=False).T
-            np.matmul(x, tile, out=y[..., first:last])
+        rounded = round_activations(x.reshape(-1, num_inputs)) if self._rounds_activations else None
+        begin = 0
+        for end, part in zip(self._ends, self._parts, strict=True):
+            for first in range(begin, end, TILE_ROWS):
+                last = min(first + TILE_ROWS, end)
+                tile, out = slice(first - begin, last - begin), y[..., first:last]
+                if rounded and isinstance(part, _PackedRows) and part.is_integer:
+                    out[...] = integer_product(rounded, part.quantised(tile)).reshape(out.shape)
+                else:
+                    np.matmul(x, part.take(tile).astype(x.dtype, copy=False).T, out=out)
+            begin = end
         return y
 
 
@@ -109,6 +111,7 @@ class _PackedRows:
 
     def __init__(self, shape: tuple[int, int], blocks: Iterator[Rows], form: Form) -> None:
         self._form, (num_rows, self._num_columns) = form, shape
+        self.is_integer = form.codes in ("int4", "int8")
         self._is_packed = form.codes == "int4"
         self._shift = np.int8(0 if form.has_offsets else _SIGNED_ZERO)
         self._planes: dict[str, NDArray[Any]] = {}
@@ -125,11 +128,14 @@ class _PackedRows:
         self.nbytes = sum(plane.nbytes for plane in self._planes.values())
 
     def take(self, rows: slice | Ints) -> Floats:
+        return dequantise(self.quantised(rows))
+
+    def quantised(self, rows: slice | Ints) -> QuantisedRows:
         planes = {name: plane[rows] for name, plane in self._planes.items()}
         if self._is_packed:
             planes["codes"] = unpack_nibbles(planes["codes"], self._num_columns)
             planes["codes"] -= self._shift
-        return dequantise(QuantisedRows.of_kept(self._form, planes))
+        return QuantisedRows.of_kept(self._form, planes)
 
 
 def _placed(num_rows: int, blocks: Iterator[Rows]) -> Iterator[tuple[slice, Rows]]:

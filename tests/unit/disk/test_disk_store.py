@@ -17,7 +17,13 @@ from mie.disk.segment import MAGIC, SUFFIX, Block, Damaged, read_block, read_ind
 from mie.disk.store import BlockStore
 
 IDENTITY = Identity(
-    weights="w", numerics="n", cache_dtype="auto", block_size=2, block_bytes=100, parts=""
+    weights="w",
+    numerics="n",
+    cache_dtype="auto",
+    activations="float32",
+    block_size=2,
+    block_bytes=100,
+    parts="",
 )
 
 

@@ -58,6 +58,14 @@ def test_rounded_weights_are_compared_with_the_files(tmp_path, capsys):
     assert "same top" in capsys.readouterr().out
 
 
+def test_rounded_activations_are_compared_with_float32(tmp_path, capsys):
+    words = ("--quantization", "int8")
+    exact = evaluated(capsys, tmp_path / "text", *words)
+    found = evaluated(capsys, tmp_path / "text", *words, "--activations", "int8")
+    assert found["reference_perplexity"] == exact["reference_perplexity"]
+    assert exact["mean_kl"] < found["mean_kl"] < 0.005
+
+
 def fake(rows: Sequence[Sequence[float]], vocab_size: int = 2) -> Predictor:
     model: Any = SimpleNamespace(
         logits=lambda window: np.log(rows) + 7.0, model=SimpleNamespace(vocab_size=vocab_size)
@@ -80,6 +88,7 @@ def test_the_divergence_is_that_of_the_reference_from_the_model():
     [
         (["--window", "1"], "a window and the text need 2 tokens"),
         (["--window", "5000"], "the model's context is 1024 (lower --window)"),
+        (["--activations", "int8"], "the model has no matrix of int4 or int8"),
         (["--quantization", "awq"], "the files are not quantised"),
         (["--reference", "/nowhere"], "does not exist"),
     ],

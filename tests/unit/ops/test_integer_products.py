@@ -239,3 +239,4 @@ def test_a_row_has_the_same_bits_alone(form: Form):
     together = integer_linear(x, weight)
     for row in range(len(x)):
         assert same_bits(integer_linear(x[row : row + 1], weight), together[row : row + 1])
+    assert integer_linear(x[:0], weight).shape == (0, 33)
