@@ -4,6 +4,7 @@ A cache decides how a program computes, or is loaded into it as code. So a folde
 only if no other user can have written to it.
 """
 
+import hashlib
 import json
 import os
 import stat
@@ -12,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+DIGEST_BYTES = 32
 MAX_BYTES = 1 << 20
 """Bytes of a JSON file that is read. mie's own files are far smaller."""
 
@@ -80,6 +82,42 @@ def is_private_file(path: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISREG(about.st_mode) and _is_private(about)
+
+
+def read_kept(cache: str, name: str) -> bytes | None:
+    """Return the content of a file of a cache, or None if there is none whole and private."""
+    with suppress(OSError, CacheError):
+        path = open_cache(cache) / name
+        if is_private_file(path):
+            content = path.read_bytes()
+            kept = content[DIGEST_BYTES:]
+            if hashlib.sha256(kept).digest() == content[:DIGEST_BYTES]:
+                return kept
+    return None
+
+
+def write_kept(cache: str, name: str, content: bytes, max_files: int | None = None) -> None:
+    """Keep a file in a cache, if there is one, with a digest before the content.
+
+    Of more than ``max_files`` files, the oldest are removed.
+    """
+    import tempfile  # takes 5 ms, and a full cache is only read
+
+    with suppress(OSError, CacheError):
+        folder = open_cache(cache)
+        handle, temporary = tempfile.mkstemp(dir=folder)
+        try:
+            with open(handle, "wb") as file:
+                file.write(hashlib.sha256(content).digest() + content)
+            os.replace(temporary, folder / name)
+        except BaseException:
+            with suppress(FileNotFoundError):  # An interrupt can come after it was moved.
+                os.unlink(temporary)
+            raise
+        if max_files is not None:
+            files = sorted(folder.iterdir(), key=lambda path: path.lstat().st_mtime_ns)
+            for path in files[:-max_files]:
+                path.unlink()
 
 
 def read_json(path: Path) -> Any:

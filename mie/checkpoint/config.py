@@ -23,7 +23,7 @@ from mie.checkpoint.family import Family
 from mie.checkpoint.gguf.architectures import split_names
 from mie.checkpoint.gguf.config import hf_config
 from mie.checkpoint.gguf.files import no_config
-from mie.checkpoint.gguf.header import read_gguf
+from mie.checkpoint.gguf.header import GgufHeader, opened
 from mie.checkpoint.json_reader import JsonReader
 from mie.checkpoint.layer_kinds import SLIDING, layer_kinds
 from mie.checkpoint.quantisation import read_quantisation
@@ -47,8 +47,10 @@ from mie.errors import ModelError
 from mie.model.config import ModelConfig
 
 
-def load_model_config(directory: Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
-    """Return the configuration of the model in ``directory``. It may be a GGUF file.
+def load_model_config(
+    directory: Path | GgufHeader, overrides: Mapping[str, Any] | None = None
+) -> ModelConfig:
+    """Return the configuration of the model in ``directory``. It may be a GGUF file or its header.
 
     End-of-sequence ids in ``generation_config.json`` take precedence over those in
     ``config.json``, as in transformers. ``overrides`` replace keys of both.
@@ -57,11 +59,11 @@ def load_model_config(directory: Path, overrides: Mapping[str, Any] | None = Non
         UnsupportedModelError: the model needs a feature that is not implemented.
         ModelError: the directory or the file is missing, or a value is bad.
     """
-    path, overrides = Path(directory), overrides or {}
-    if path.is_file():
-        found = model_config_from_hf({**hf_config(read_gguf(path)), **overrides}, source=str(path))
+    model, overrides = opened(directory), overrides or {}
+    if isinstance(model, GgufHeader):
+        found = model_config_from_hf({**hf_config(model), **overrides}, source=str(model.path))
         return replace(found, names=split_names(found.names))
-    path = path / "config.json"
+    path = model / "config.json"
     if not path.parent.is_dir():
         raise ModelError(f"model directory {directory} does not exist, or is not a directory")
     if not os.path.lexists(path):

@@ -13,7 +13,7 @@ from typing import Any
 
 from mie.base.files import read_json_object
 from mie.checkpoint.gguf.config import generation_config
-from mie.checkpoint.gguf.header import read_gguf
+from mie.checkpoint.gguf.header import GgufHeader, opened
 from mie.checkpoint.json_reader import JsonReader
 from mie.checkpoint.size_limits import MAX_JSON_BYTES
 from mie.errors import ConfigError, ModelError
@@ -64,7 +64,7 @@ class GenerationConfig:
     @classmethod
     def load(
         cls,
-        directory: Path,
+        directory: Path | GgufHeader,
         where: str | os.PathLike[str] = "auto",
         overrides: Mapping[str, Any] | None = None,
     ) -> GenerationConfig:
@@ -81,8 +81,9 @@ class GenerationConfig:
         for key in overrides.keys() - _PARAMETERS.keys():
             known = ", ".join(_PARAMETERS)
             raise ConfigError(f"override_generation_config has no key {key!r}; it takes {known}")
-        path = None if where == "vllm" else _file(directory, where)
-        values = {} if path is None else _read(path)
+        file = None if where == "vllm" else _file(opened(directory), where)
+        path = file.path if isinstance(file, GgufHeader) else file
+        values = {} if file is None else _read(file)
         return cls(
             sampling={
                 name: value
@@ -95,9 +96,11 @@ class GenerationConfig:
         )
 
 
-def _file(directory: Path, where: str | os.PathLike[str]) -> Path | None:
+def _file(model: Path | GgufHeader, where: str | os.PathLike[str]) -> Path | GgufHeader | None:
     if where == "auto":
-        path = directory if directory.is_file() else directory / FILE_NAME
+        if isinstance(model, GgufHeader):
+            return model
+        path = model / FILE_NAME
         return path if path.exists() else None
     path = Path(where).expanduser() / FILE_NAME
     if not path.exists():
@@ -108,10 +111,10 @@ def _file(directory: Path, where: str | os.PathLike[str]) -> Path | None:
     return path
 
 
-def _read(path: Path) -> dict[str, Any]:
-    if path.suffix == ".gguf":
-        return generation_config(read_gguf(path))
-    return read_json_object(path, MAX_JSON_BYTES, ModelError)
+def _read(file: Path | GgufHeader) -> dict[str, Any]:
+    if isinstance(file, GgufHeader):
+        return generation_config(file)
+    return read_json_object(file, MAX_JSON_BYTES, ModelError)
 
 
 def _source(path: Path | None, overrides: Mapping[str, Any]) -> str:

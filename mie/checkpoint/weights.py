@@ -24,6 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from mie.base.files import open_file
 from mie.checkpoint.entries import TensorEntry, some
+from mie.checkpoint.gguf.header import GgufHeader, opened
 from mie.checkpoint.safetensors_header import read_entries
 from mie.checkpoint.spellings import divided_as, renamed
 from mie.checkpoint.stacked import unstacked
@@ -87,7 +88,7 @@ class Checkpoint:
     @classmethod
     def open(
         cls,
-        directory: Path,
+        directory: Path | GgufHeader,
         expected: Mapping[str, Shape],
         quantisation: Quantisation | None = None,
     ) -> Checkpoint:
@@ -97,28 +98,29 @@ class Checkpoint:
         names. Tensors beyond ``expected`` are an error, except for rotary buffers of older files
         and for ``lm_head.weight`` with tied embeddings (`check_tied_head`). Tensors of the vision
         part of a larger model are left out. The ``directory`` may
-        be a GGUF file instead.
+        be a GGUF file or its header instead.
 
         Raises:
             WeightsError: a file is missing, truncated or corrupt. Or the index disagrees with the
                 files or points outside the directory. Or a tensor is missing, unexpected, wrongly
                 shaped, or not F32, F16 or BF16. The message names file and tensor.
         """
-        if Path(directory).is_file():
+        model = opened(directory)
+        if isinstance(model, GgufHeader):
             from mie.checkpoint.gguf.weights import open_gguf  # which imports this module
 
             if quantisation is not None:
-                raise WeightsError(f"{directory} is a GGUF file and has no quantization_config")
-            return open_gguf(Path(directory), expected)
-        found = unstacked(_text_entries(read_entries(Path(directory))), expected)
+                raise WeightsError(f"{model.path} is a GGUF file and has no quantization_config")
+            return open_gguf(model, expected)
+        found = unstacked(_text_entries(read_entries(model)), expected)
         found = renamed(found, expected)
         expected = divided_as(found, expected)
         ignored = [name for name in found if name not in expected and _IGNORED.fullmatch(name)]
         if quantisation is not None:
             from mie.checkpoint.quantised import open_quantised  # which imports this module
 
-            return open_quantised(Path(directory), found, ignored, expected, quantisation)
-        check_names(Path(directory), found.keys() - set(ignored), expected)
+            return open_quantised(model, found, ignored, expected, quantisation)
+        check_names(model, found.keys() - set(ignored), expected)
         for name, shape in expected.items():
             check_tensor(name, found[name], shape)
         return cls({name: found[name] for name in (*expected, *ignored)}, ignored)

@@ -137,7 +137,7 @@ class LLMEngine:
         """Return the model's tokenizer with the interface of transformers."""
         if self._tokenizer is None:
             tokenizer = self.preparer.required_tokenizer()
-            files = TemplateFiles(self.parts.text_directory)
+            files = TemplateFiles(self.parts.text_directory, tokenizer.config)
             self._tokenizer = PretrainedTokenizer(tokenizer, files)
         return self._tokenizer
 

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from mie.base.arithmetic import ceil_div
 from mie.base.logs import PreemptionWarnings
+from mie.checkpoint.gguf.header import GgufHeader
 from mie.checkpoint.weights import check_tied_head
 from mie.config.engine import EngineConfig
 from mie.config.speculation import speculation_of
@@ -57,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 
 def load_engine(
-    directory: Path,
+    directory: Path | GgufHeader,
     settings: LoadSettings | None = None,
     *,
     model: ModelConfig | None = None,
@@ -68,7 +69,7 @@ def load_engine(
     use_tqdm: bool = True,
     new_store: NewStore | None = None,
 ) -> Engine:
-    """Load an engine for token ids with the model in ``directory``.
+    """Load an engine for token ids with the model in ``directory``, or of a GGUF file's header.
 
     ``model`` replaces the contents of config.json. ``wrap`` can put another backend around the
     loaded one. ``constraints`` serve requests with structured outputs. ``trace`` gets the event log
@@ -110,7 +111,8 @@ def load_engine(
             "only the text part is loaded, without %s", ", ".join(opened.config.left_out)
         )
     seconds = time.perf_counter() - began
-    logger.info("loaded %s on %s in %.2f s", directory, plan.backend, seconds)
+    name = directory.path if isinstance(directory, GgufHeader) else directory
+    logger.info("loaded %s on %s in %.2f s", name, plan.backend, seconds)
     if chosen.kept_dtype is not None:
         cache = settings.engine.kv_cache_dtype
         cache = settings.dtype if cache == "auto" else cache

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mie.checkpoint.config import load_model_config
+from mie.checkpoint.gguf.header import GgufHeader, opened
 from mie.checkpoint.rounding import RoundedCheckpoint
 from mie.checkpoint.tensors import expected_tensors
 from mie.checkpoint.weights import Checkpoint, RandomWeights
@@ -50,14 +51,17 @@ class OpenedModel:
 
 
 def open_model(
-    directory: Path, settings: LoadSettings, config: ModelConfig | None = None
+    directory: Path | GgufHeader, settings: LoadSettings, config: ModelConfig | None = None
 ) -> OpenedModel:
-    """Open the model in a directory or a GGUF file. ``config`` replaces the file's.
+    """Open the model in a directory, or a GGUF file, or of its header.
+
+    ``config`` replaces the file's.
 
     Raises:
         ConfigError: a setting does not fit the weights.
         ModelError: the model cannot be used.
     """
+    directory = opened(directory)
     config = config or load_model_config(directory)
     if settings.load_format == "dummy":
         weights: Checkpoint = RandomWeights(config, settings.engine.seed)

@@ -10,6 +10,7 @@ from typing import Any
 from mie.base.refusals import refuses_names
 from mie.checkpoint.config import load_model_config
 from mie.checkpoint.generation import GenerationConfig
+from mie.checkpoint.gguf.header import opened
 from mie.checkpoint.locate import locate_model
 from mie.checkpoint.safetensors_header import weights_digest
 from mie.config.engine_args import EngineArgs
@@ -89,12 +90,14 @@ def load_parts(args: EngineArgs) -> Parts:
 
 def _load_parts(args: EngineArgs) -> Parts:
     directory, text_directory = _locate(args)
-    model = load_model_config(directory, args.hf_overrides)
+    files = opened(directory)
+    model = load_model_config(files, args.hf_overrides)
     tokenizer = None
     if not args.skip_tokenizer_init:
-        tokenizer = Tokenizer.load(text_directory, model.vocab_size)
+        text_files = files if text_directory == directory else text_directory
+        tokenizer = Tokenizer.load(text_files, model.vocab_size)
     generation = GenerationConfig.load(
-        directory, args.generation_config, args.override_generation_config
+        files, args.generation_config, args.override_generation_config
     )
     _check_sampling(generation.sampling, generation.source)
     model = replace(model, eos_token_ids=_eos_token_ids(model, generation, tokenizer))
@@ -102,7 +105,7 @@ def _load_parts(args: EngineArgs) -> Parts:
     if tokenizer is not None:
         grammars = Grammars(tokenizer, model.vocab_size, model.eos_token_ids)
     engine = load_engine(
-        directory,
+        files,
         LoadSettings.of(args),
         model=model,
         constraints=grammars,

@@ -1,20 +1,18 @@
 """Keep compiled kernels in the user's cache, and load or compile those that a model needs."""
 
 import hashlib
-import os
 import random
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from mie.base.cache_dir import CacheError, is_private_file, open_cache
+from mie.base.cache_dir import read_kept, write_kept
 from mie.ops.backend import Progress
 from mie.ops.kv_cache import HALVES, QUANTIZED
 from mie.ops_jit.compiler import Cpu, Library, compile_kernel
 from mie.ops_jit.environment import UPGRADE, CannotRun, check_machine, one_line, version_of
 
-DIGEST_BYTES = 32
+CACHE = "jit"
 WEIGHT_DTYPES = ("float32", *HALVES)
 CACHE_DTYPES = (*WEIGHT_DTYPES, *(dtype.name for dtype in QUANTIZED.values()))
 
@@ -96,31 +94,12 @@ class Kernels:
 
 def read(name: str, key: str) -> bytes | None:
     """Return a kernel's object file, or None if the cache has none that is whole and private."""
-    with suppress(OSError, CacheError):
-        path = _path(name, key)
-        if is_private_file(path):
-            content = path.read_bytes()
-            code = content[DIGEST_BYTES:]
-            if hashlib.sha256(code).digest() == content[:DIGEST_BYTES]:
-                return code
-    return None
+    return read_kept(CACHE, _file_name(name, key))
 
 
 def write(name: str, key: str, code: bytes) -> None:
     """Store a kernel's object file, if there is a cache. Then it is compiled again next time."""
-    import tempfile  # takes 5 ms, and a full cache is only read
-
-    with suppress(OSError, CacheError):
-        path = _path(name, key)
-        handle, temporary = tempfile.mkstemp(dir=path.parent)
-        try:
-            with open(handle, "wb") as file:
-                file.write(hashlib.sha256(code).digest() + code)
-            os.replace(temporary, path)
-        except BaseException:
-            with suppress(FileNotFoundError):  # An interrupt can come after it was moved.
-                os.unlink(temporary)
-            raise
+    write_kept(CACHE, _file_name(name, key), code)
 
 
 def key_of(cpu: Cpu) -> str:
@@ -137,5 +116,5 @@ def key_of(cpu: Cpu) -> str:
     return digest.hexdigest()[:24]
 
 
-def _path(name: str, key: str) -> Path:
-    return open_cache("jit") / f"{name.replace('[', '-').rstrip(']')}-{key}"
+def _file_name(name: str, key: str) -> str:
+    return f"{name.replace('[', '-').rstrip(']')}-{key}"

@@ -21,7 +21,8 @@ from typing import Any
 
 from mie.errors import RequestError
 from mie.text.byte_table import ByteTable
-from mie.text.tokenizer import Tokenizer, library_errors
+from mie.text.library import library_errors
+from mie.text.tokenizer import Tokenizer
 
 _CANNOT_DECODE = "the tokenizer cannot decode the tokens"
 _MOST_HELD = 3  # bytes of a character without its last one

@@ -8,9 +8,10 @@ from typing import Any, overload
 
 from mie.errors import ConfigError, RequestError
 from mie.text.chat import ChatTemplates
+from mie.text.library import library_errors
 from mie.text.messages import REASONING, Message, checked_messages, is_batch
 from mie.text.template_files import TemplateFiles
-from mie.text.tokenizer import Tokenizer, library_errors
+from mie.text.tokenizer import Tokenizer
 
 _NO_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "padding": (False, None, "do_not_pad"),

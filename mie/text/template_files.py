@@ -22,12 +22,14 @@ class TemplateFiles:
     ``additional_chat_templates/NAME.jinja``. The first of these places that has it is used.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, config: TokenizerConfig | None = None) -> None:
+        """Set the directory. A ``config`` that was loaded from it is not read again."""
         self._directory = directory
+        self._given = config
 
     @cached_property
     def _config(self) -> TokenizerConfig:
-        return TokenizerConfig.load(self._directory)
+        return self._given or TokenizerConfig.load(self._directory)
 
     @property
     def special_tokens(self) -> dict[str, str]:

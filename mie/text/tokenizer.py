@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mie.base.files import read_file, read_json_object, without_bom
-from mie.base.threads import is_of_the_request
 from mie.checkpoint.gguf import tokenizer as gguf
 from mie.checkpoint.gguf.files import gguf_remedy
-from mie.checkpoint.gguf.header import read_gguf
-from mie.errors import MieError, RequestError, TokenizerError, printable, shown
+from mie.checkpoint.gguf.header import GgufHeader, opened
+from mie.errors import RequestError, TokenizerError, printable, shown
 from mie.text.byte_table import ByteTable
-from mie.text.tokenizer_checks import check_model, checked_tokenizer
+from mie.text.library import built, library_errors, parsed
 
 if TYPE_CHECKING:
     import tokenizers
@@ -26,7 +24,6 @@ FILE_NAME = "tokenizer.json"
 CONFIG_NAME = "tokenizer_config.json"
 LARGEST_FILE = 128 << 20  # bytes; the largest in use have 35 million
 LARGEST_CONFIG = 16 << 20  # bytes; it may list thousands of added tokens
-_PROBE = "A 1 é\u0301 猫 ▁🦄\n"  # a component that panics does so with any text
 _SPECIAL_NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
@@ -42,18 +39,19 @@ class TokenizerConfig:
     response_template: Any = None
 
     @classmethod
-    def load(cls, directory: Path) -> TokenizerConfig:
+    def load(cls, directory: Path | GgufHeader) -> TokenizerConfig:
         """Load the settings in ``directory``, or the defaults if the file does not exist.
 
-        The ``directory`` may be a GGUF file.
+        The ``directory`` may be a GGUF file or its header.
 
         Raises:
             TokenizerError: the file is not a JSON object, or a token in it is not text.
         """
-        if directory.is_file():
-            path, values = directory, gguf.tokenizer_config(read_gguf(directory))
+        model = opened(directory)
+        if isinstance(model, GgufHeader):
+            path, values = model.path, gguf.tokenizer_config(model)
         else:
-            path = directory / CONFIG_NAME
+            path = model / CONFIG_NAME
             if not path.exists():
                 return cls()
             values = read_json_object(path, LARGEST_CONFIG, TokenizerError)
@@ -126,9 +124,15 @@ class Tokenizer:
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, config: TokenizerConfig, source: str = FILE_NAME
+        self,
+        backend: tokenizers.Tokenizer,
+        config: TokenizerConfig,
+        source: str = FILE_NAME,
+        vocab_size: int | None = None,
     ) -> None:
+        """Use `load`. Without ``vocab_size`` all tokens are listed to find the largest id."""
         self._backend = backend
+        self._vocab_size = vocab_size
         self._source = source
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -147,23 +151,26 @@ class Tokenizer:
         )
 
     @classmethod
-    def load(cls, directory: Path, vocab_size: int | None) -> Tokenizer:
+    def load(cls, directory: Path | GgufHeader, vocab_size: int | None) -> Tokenizer:
         """Load the tokenizer in ``directory`` and check it against ``vocab_size`` if that is given.
 
         A model may have more rows than its tokenizer has ids (padding), but never fewer. The
-        ``directory`` may be a GGUF file.
+        ``directory`` may be a GGUF file or its header.
 
         Raises:
             TokenizerError: a file is missing or broken, or an id has no row in the model.
         """
-        path = directory if directory.is_file() else directory / FILE_NAME
-        if not path.exists():
-            raise TokenizerError(_missing(directory))
-        if path == directory:
-            text = json.dumps(gguf.tokenizer_json(read_gguf(path)), ensure_ascii=False)
+        model = opened(directory)
+        if isinstance(model, GgufHeader):
+            path, parts = model.path, gguf.tokenizer_json(model)
+            num_ids = max(parts["model"]["vocab"].values(), default=-1) + 1
+            backend = built(parts, path)
         else:
-            text = read_text(path, LARGEST_FILE)
-        tokenizer = cls(_parse(text, path), TokenizerConfig.load(directory), str(path))
+            path, num_ids = model / FILE_NAME, None
+            if not path.exists():
+                raise TokenizerError(_missing(model))
+            backend = parsed(read_text(path, LARGEST_FILE), path)
+        tokenizer = cls(backend, TokenizerConfig.load(model), str(path), num_ids)
         if vocab_size is not None and tokenizer.vocab_size > vocab_size:
             raise TokenizerError(
                 f"{path} has token id {tokenizer.vocab_size - 1}, but the model's vocab_size is"
@@ -226,6 +233,8 @@ class Tokenizer:
     @cached_property
     def vocab_size(self) -> int:
         """The largest id plus one: the minimum number of rows of a model."""
+        if self._vocab_size is not None:
+            return self._vocab_size
         return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @cached_property
@@ -311,36 +320,6 @@ def encode_bad_words(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[
         if spaced[-len(plain) :] != plain:
             spelled.append(tuple(spaced))
     return tuple(spelled)
-
-
-@contextmanager
-def library_errors(kind: type[MieError], what: str) -> Iterator[None]:
-    """Convert any exception of the tokenizers library to ``kind``."""
-    try:
-        yield
-    except BaseException as error:
-        if not is_library_error(error):
-            raise
-        raise kind(f"{what}: {printable(str(error))}") from error
-
-
-def is_library_error(error: BaseException) -> bool:
-    """Return whether the tokenizers library raised ``error``, rather than the user or mie."""
-    is_panic = type(error).__name__ == "PanicException"
-    is_ours = isinstance(error, MieError) or not isinstance(error, Exception)
-    return is_panic or (not is_ours and is_of_the_request(error))
-
-
-def _parse(text: str, path: Path) -> tokenizers.Tokenizer:
-    from tokenizers import Tokenizer as Backend
-
-    text = checked_tokenizer(text, str(path))
-    with library_errors(TokenizerError, f"{path} is not a tokenizer"):
-        backend = Backend.from_str(text)
-        check_model(backend.model, str(path))
-        with suppress(Exception):  # the vocabulary has no token for unknown text
-            backend.encode(_PROBE)
-        return backend
 
 
 def _missing(directory: Path) -> str:

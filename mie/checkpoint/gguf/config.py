@@ -10,7 +10,8 @@ from typing import Any
 from mie.base.files import open_file
 from mie.checkpoint.families import FAMILIES
 from mie.checkpoint.gguf.architectures import ARCHITECTURES, GgufArchitecture, family_of
-from mie.checkpoint.gguf.header import NO_TOKEN, STRING, GgufArray, GgufHeader, decimal
+from mie.checkpoint.gguf.arrays import STRING, GgufArray
+from mie.checkpoint.gguf.header import NO_TOKEN, GgufHeader, decimal
 from mie.checkpoint.gguf.tokenizer import END_TOKENS
 from mie.errors import ModelError, TokenizerError, UnsupportedModelError, WeightsError, shown
 

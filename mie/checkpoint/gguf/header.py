@@ -17,13 +17,14 @@ import mmap
 import os
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mie.base.files import open_file
 from mie.checkpoint.entries import TensorEntry, some
+from mie.checkpoint.gguf.arrays import ARRAY, SCALARS, STRING, GgufArray, places_of_texts
 from mie.checkpoint.size_limits import (
     MAX_GGUF_ALIGNMENT,
     MAX_GGUF_HEADER_BYTES,
@@ -50,40 +51,12 @@ _TYPES = (
     "Q1_0",
 )
 """All types of tensors by their numbers."""
-_SCALARS = {**dict(enumerate("BbHhIif?")), **dict(enumerate("Qqd", 10))}
-"""The codes of `struct` by the numbers of types of values."""
-STRING, _ARRAY = 8, 9
 NO_TOKEN = (-1, (1 << 32) - 1)
 """The ids of special tokens that a model lacks; the second is -1 in 32 bits without a sign."""
-_LENGTH = struct.Struct("<Q")
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _MAX_DIMENSIONS = 4
 _MAX_SIZE = 1 << 40
 _MAX_KEY_BYTES = 1 << 16
-
-
-@dataclass(frozen=True, eq=False)
-class GgufArray:
-    """An array in the metadata. It is decoded when it is needed."""
-
-    kind: int
-    count: int
-    data: bytes
-
-    def __iter__(self) -> Iterator[Any]:
-        """Iterate over the elements: numbers, booleans or texts.
-
-        Raises:
-            UnicodeDecodeError: a text is not UTF-8.
-        """
-        if self.kind != STRING:
-            yield from struct.unpack(f"<{self.count}{_SCALARS[self.kind]}", self.data)
-            return
-        at = 0
-        for _ in range(self.count):
-            start = at + _LENGTH.size
-            at = start + _LENGTH.unpack_from(self.data, at)[0]
-            yield self.data[start:at].decode()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,8 +64,20 @@ class GgufHeader:
     """The metadata of a model, and its tensors by their names in the file."""
 
     path: Path
+    """The file, or the first of several."""
     values: Mapping[str, Any]  # numbers, booleans, texts, and GgufArray
     tensors: Mapping[str, TensorEntry]
+
+
+def opened(model: Path | GgufHeader) -> Path | GgufHeader:
+    """Return the header of a GGUF file, or the model directory as it is.
+
+    A header that is passed on is not read again.
+
+    Raises:
+        WeightsError: the file is not a whole GGUF file.
+    """
+    return read_gguf(model) if isinstance(model, Path) and model.is_file() else model
 
 
 def read_gguf(path: Path) -> GgufHeader:
@@ -194,28 +179,26 @@ class _Reader:
         return GgufHeader(path=self._path, values=values, tensors=self._placed(values, found))
 
     def _value(self, key: str, kind: int) -> Any:
-        if kind in _SCALARS:
-            number = self._scalar(_SCALARS[kind])
-            return decimal(number) if _SCALARS[kind] == "f" else number
+        if kind in SCALARS:
+            number = self._scalar(SCALARS[kind])
+            return decimal(number) if SCALARS[kind] == "f" else number
         if kind == STRING:
             return self._text(MAX_GGUF_HEADER_BYTES)
-        if kind != _ARRAY:
+        if kind != ARRAY:
             raise self._error(f"has a value of the unknown type {kind} under {shown(key)}")
         kind, count = self._scalar("I"), self._scalar("Q")
-        if kind in _SCALARS:
-            return GgufArray(kind, count, self._take(count * struct.calcsize(_SCALARS[kind])))
+        if kind in SCALARS:
+            return GgufArray(kind, count, self._take(count * struct.calcsize(SCALARS[kind])))
         if kind != STRING:
             raise self._error(f"has an array of type {kind} under {shown(key)}, which is not read")
         self._num_texts += count
         if self._num_texts > MAX_GGUF_TEXTS:
             raise self._error(f"has more than {MAX_GGUF_TEXTS} texts in arrays, which is the limit")
-        start, at = self._at, self._at
-        for _ in range(count):
-            if at + _LENGTH.size > self._end:
-                raise self._truncated()
-            at += _LENGTH.size + _LENGTH.unpack_from(self._data, at)[0]
-        self._at = start
-        return GgufArray(kind, count, self._take(at - start))
+        found = places_of_texts(self._data, self._at, count, self._end)
+        if found is None:
+            raise self._truncated()
+        places, end = found
+        return GgufArray(kind, count, self._take(end - self._at), places)
 
     def _tensor(self) -> tuple[str, TensorEntry]:
         """Return a tensor with a position relative to the data."""

@@ -7,10 +7,13 @@ original model in all that changes tokens.
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-from mie.checkpoint.gguf.header import NO_TOKEN, GgufArray, GgufHeader
+from mie.checkpoint.gguf.arrays import GgufArray
+from mie.checkpoint.gguf.header import NO_TOKEN, GgufHeader
+from mie.checkpoint.gguf.merges import cuts, find_merges, kept_merges
 from mie.checkpoint.gguf.splitters import DEFAULT, SPLITTERS, Splitter
 from mie.checkpoint.size_limits import MAX_PIECE_CHARACTERS, MAX_PIECE_LENGTH
 from mie.errors import TokenizerError, shown
@@ -64,8 +67,12 @@ def tokenizer_json(header: GgufHeader) -> dict[str, Any]:
         TokenizerError: the vocabulary is missing or broken, or of a kind that is not read.
     """
     found = _Vocabulary(header)
-    parts = _bpe(found) if found.model == "gpt2" else _sentencepiece(found)
-    kinds = found.mended_kinds(parts["model"]["merges"])
+    if found.model == "gpt2":
+        parts = _bpe(found)
+        kinds = found.mended_kinds({one + two for one, two in parts["model"]["merges"]})
+    else:
+        parts = _sentencepiece(found)
+        kinds = found.mended_kinds()
     strips = found.is_phi_3
     added = [
         {
@@ -95,11 +102,16 @@ class _Vocabulary:
             )
         self.splitter = self._splitter() if self.model == "gpt2" else Splitter()
         self.tokens = self.array("tokens", str)
-        self.kinds = self.array("token_type", int, [_NORMAL] * len(self.tokens))
-        if len(self.kinds) != len(self.tokens):
-            raise self.error(f"has {len(self.tokens)} tokens, but {len(self.kinds)} types of them")
 
-    @property
+    @cached_property
+    def kinds(self) -> Sequence[int]:
+        """The kind of each token."""
+        kinds = self.array("token_type", int, [_NORMAL] * len(self.tokens))
+        if len(kinds) != len(self.tokens):
+            raise self.error(f"has {len(self.tokens)} tokens, but {len(kinds)} types of them")
+        return kinds
+
+    @cached_property
     def ids(self) -> dict[str, int]:
         """The id of each token that is in use."""
         used = [
@@ -124,10 +136,11 @@ class _Vocabulary:
         is_named = "phi3" in re.sub(r"[-_ ]", "", name)
         return self.model == "llama" and (architecture == "phi3" or is_named)
 
-    def mended_kinds(self, merges: Iterable[Sequence[str]]) -> list[int]:
+    def mended_kinds(self, merged: Container[str] | None = None) -> list[int]:
         """Return the kinds of the tokens. Some files call added tokens normal tokens.
 
-        A text never becomes such a token, because none of the ``merges`` makes it.
+        A text never becomes such a token, because no merge makes it. ``merged`` has the tokens that
+        merges make. None: they are those with two parts in the vocabulary.
         """
         special = {
             value
@@ -139,10 +152,12 @@ class _Vocabulary:
             token: index
             for index, (token, kind) in enumerate(zip(self.tokens, kinds, strict=True))
             if kind == _NORMAL
+            and (index in special or token[:1] in ("<", "["))
             and len(token) > 1
             and (index in special or _BRACKETED.fullmatch(token))
         }
-        merged = {piece for one, two in merges if (piece := one + two) in suspects}
+        if merged is None:
+            merged = {token for token in suspects if any(cuts(token, self.ids))}
         for token, index in suspects.items():
             if token in END_TOKENS:
                 kinds[index] = _CONTROL
@@ -157,12 +172,17 @@ class _Vocabulary:
         if array is None and default is not None:
             return default
         try:
-            values = list(array) if isinstance(array, GgufArray) else []
+            values = array.values if isinstance(array, GgufArray) else []
         except UnicodeDecodeError as error:
             raise self.error(f"has a text that is not UTF-8 in {_PREFIX}{key}") from error
         if not values or type(values[0]) is not kind:
             raise self.error(f"has no {_PREFIX}{key} of type {kind.__name__}")
         return values
+
+    def arrays(self, *keys: str) -> list[GgufArray]:
+        """Return those arrays that the file has, as they are."""
+        found = (self._header.values.get(_PREFIX + key) for key in keys)
+        return [array for array in found if isinstance(array, GgufArray)]
 
     def flag(self, key: str, default: bool) -> bool:
         """Return the boolean under ``key``. Some files write it as 0 or 1."""
@@ -213,7 +233,7 @@ def _bpe(found: _Vocabulary) -> dict[str, Any]:
         place = merge.find(" ", 1)
         if place < 0:
             raise found.error(f"has the merge {shown(merge)} without a space")
-        merges.append([merge[:place], merge[place + 1 :]])
+        merges.append((merge[:place], merge[place + 1 :]))
     splitter = found.splitter
     if splitter is SPLITTERS[DEFAULT]:
         logger.warning(
@@ -249,7 +269,6 @@ def _sentencepiece(found: _Vocabulary) -> dict[str, Any]:
     """Return the parts of a BPE. The merges follow from the scores of its pieces."""
     found.refuse("precompiled_charsmap")
     found.refuse("remove_extra_whitespaces")
-    ids = found.ids
     typed = zip(found.tokens, found.kinds, strict=True)
     unknown = found.token("unknown_token_id") or next((t for t, k in typed if k == _UNKNOWN), None)
     to_marks = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
@@ -268,12 +287,12 @@ def _sentencepiece(found: _Vocabulary) -> dict[str, Any]:
         "pre_tokenizer": None,
         "post_processor": None,
         "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": {"type": "BPE", **model, "vocab": ids, "merges": _merges(found, ids)},
+        "model": {"type": "BPE", **model, "vocab": found.ids, "merges": _merges(found)},
     }
 
 
-def _merges(found: _Vocabulary, ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return the pairs that make up pieces, the best first, in the order of transformers."""
+def _merges(found: _Vocabulary) -> list[tuple[str, str]]:
+    """Return the pairs that make up pieces, the best first."""
     scores = found.array("scores", float)
     if len(scores) != len(found.tokens):
         raise found.error(f"has {len(found.tokens)} tokens, but {len(scores)} scores")
@@ -284,16 +303,12 @@ def _merges(found: _Vocabulary, ids: Mapping[str, int]) -> list[tuple[str, str]]
     ):
         if number > limit:
             raise found.error(f"has {what} of {number} characters; the limit is {limit}")
-    merges = [
-        (score, one, two)
-        for piece, kind, score in zip(found.tokens, found.kinds, scores, strict=True)
-        if kind == _NORMAL
-        for place in range(1, len(piece))
-        if (one := piece[:place]) in ids and (two := piece[place:]) in ids
-    ]
-    # The sort is stable: among equal scores and lengths, the order of the pieces remains.
-    merges.sort(key=lambda merge: (merge[0], len(merge[1]), len(merge[2])), reverse=True)
-    return [(one, two) for _, one, two in merges]
+    merges = kept_merges(
+        found.arrays("tokens", "token_type", "scores"),
+        lambda: find_merges(found.tokens, found.kinds, scores, found.ids),
+    )
+    one, two = (map(found.tokens.__getitem__, part) for part in merges.T.tolist())
+    return [*zip(one, two, strict=True)]
 
 
 def _chat_templates(header: GgufHeader) -> Any:

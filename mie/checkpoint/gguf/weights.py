@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -13,7 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 from mie.checkpoint.entries import TensorEntry, some
 from mie.checkpoint.gguf.architectures import ARCHITECTURES, layer_names
 from mie.checkpoint.gguf.blocks import FORMS, decode
-from mie.checkpoint.gguf.header import GgufHeader, read_gguf
+from mie.checkpoint.gguf.header import GgufHeader
 from mie.checkpoint.tensors import Shape
 from mie.checkpoint.weights import Checkpoint
 from mie.errors import WeightsError, shown
@@ -77,14 +76,13 @@ class GgufCheckpoint(Checkpoint):
             self.release(name)
 
 
-def open_gguf(path: Path, expected: Mapping[str, Shape]) -> GgufCheckpoint:
-    """Open the model ``path``. It must hold the ``expected`` tensors. No data is read.
+def open_gguf(header: GgufHeader, expected: Mapping[str, Shape]) -> GgufCheckpoint:
+    """Open a model by its header. It must hold the ``expected`` tensors. No data is read.
 
     Raises:
         WeightsError: the file is broken, or a tensor is missing, unexpected or wrongly shaped.
     """
-    header = read_gguf(path)
-    name = header.values["general.architecture"]
+    path, name = header.path, header.values["general.architecture"]
     if name not in ARCHITECTURES:
         raise WeightsError(
             f"{path}: the tensors of architecture {shown(name)} have no known names; known: "

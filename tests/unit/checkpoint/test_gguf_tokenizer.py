@@ -15,6 +15,8 @@ from tokenizers import decoders as library_decoders
 from mie import LLM
 from mie.checkpoint.families import FAMILIES
 from mie.checkpoint.gguf.architectures import ARCHITECTURES
+from mie.checkpoint.gguf.header import read_gguf
+from mie.checkpoint.gguf.tokenizer import tokenizer_json
 from mie.checkpoint.locate import BUNDLED_DIRECTORY
 from mie.errors import ChatTemplateError, TokenizerError
 from mie.text.template_files import TemplateFiles
@@ -199,6 +201,8 @@ def write(path: Path, values: dict[str, Any]) -> Path:
 def test_bpe_equals_the_library_token_for_token(bpe: Any) -> None:
     pre, reference, path = bpe
     tokenizer = Tokenizer.load(path, None)
+    as_text = json.dumps(tokenizer_json(read_gguf(path)))
+    assert tokenizer.to_json() == Library.from_str(as_text).to_str()
     for text in TEXTS:
         ids = reference.encode(text).ids
         assert tokenizer.encode(text, add_special_tokens=False) == ids, text

@@ -18,10 +18,12 @@ from deadlines import PATIENCE
 
 pytest.importorskip("numba")
 
+from mie.base import cache_dir
+from mie.base.cache_dir import DIGEST_BYTES
 from mie.ops_jit import compiler, kernel_cache
 from mie.ops_jit.compiler import host_cpu
 from mie.ops_jit.jit_backend import JitBackend
-from mie.ops_jit.kernel_cache import DIGEST_BYTES, Kernels, key_of
+from mie.ops_jit.kernel_cache import Kernels, key_of
 
 CPU = host_cpu()
 KERNEL = "gate_mul"
@@ -122,7 +124,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(path))
-    monkeypatch.setattr(kernel_cache.os, "replace", refuse)
+    monkeypatch.setattr(cache_dir.os, "replace", refuse)
 
 
 @pytest.mark.parametrize("lack", [file_in_the_way, full_disk])
@@ -162,7 +164,7 @@ def test_an_interrupt_while_a_file_is_written_leaves_nothing(cache, monkeypatch)
         raise KeyboardInterrupt
 
     before = {*cache.iterdir()}
-    monkeypatch.setattr(kernel_cache.os, "replace", interrupt)
+    monkeypatch.setattr(cache_dir.os, "replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
         kernel_cache.write("new", key_of(CPU), b"code")
     assert {*cache.iterdir()} == before
@@ -175,7 +177,7 @@ def test_an_interrupt_after_a_file_was_written_is_not_lost(cache, monkeypatch) -
         real(source, target)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(kernel_cache.os, "replace", interrupt)
+    monkeypatch.setattr(cache_dir.os, "replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
         kernel_cache.write("new", key_of(CPU), b"code")
     assert kernel_cache.read("new", key_of(CPU)) == b"code"

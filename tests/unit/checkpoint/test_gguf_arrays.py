@@ -1,0 +1,274 @@
+"""Test the arrays of GGUF files, and that a load decodes and finds nothing twice."""
+
+import json
+import os
+import stat
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf_files
+import pytest
+from gguf_files import BYTE, NORMAL, UNKNOWN
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Library
+
+from mie import LLM
+from mie.base import cache_dir
+from mie.checkpoint.gguf import header as header_module
+from mie.checkpoint.gguf import merges as merges_module
+from mie.checkpoint.gguf import tokenizer as tokenizer_module
+from mie.checkpoint.gguf.arrays import STRING, GgufArray, places_of_texts
+from mie.checkpoint.gguf.header import GgufHeader, opened, read_gguf
+from mie.checkpoint.locate import BUNDLED_DIRECTORY
+from mie.errors import TokenizerError
+from mie.text.tokenizer import Tokenizer
+
+PLAIN = st.text("ab▁é\0\x01", max_size=4)
+LONG = st.sampled_from(["x" * 255, "x" * 256, "y" * 300, "\0" * 9, "é" * 128])
+
+
+def array_of(texts: list[str], before: bytes = b"", after: bytes = b"") -> GgufArray | None:
+    data = before + b"".join(map(gguf_files.text, texts)) + after
+    found = places_of_texts(data, len(before), len(texts), len(data))
+    if found is None:
+        return None
+    places, end = found
+    assert data[end:] == after
+    return GgufArray(STRING, len(texts), data[len(before) : end], places)
+
+
+@given(st.lists(PLAIN | LONG, max_size=40), st.binary(max_size=9), st.binary(max_size=9))
+def test_texts_of_any_length_and_bytes_are_found(texts, before, after) -> None:
+    array = array_of(texts, before, after)
+    assert array is not None
+    assert array.values == list(array) == texts
+
+
+def test_many_texts_are_found_over_the_border_of_a_window() -> None:
+    texts = [f"token {number}" * (1 + number % 9 // 8) for number in range(100_000)]
+    texts[70_000] = "long" * 100
+    array = array_of(texts)
+    assert array is not None
+    assert array.values == texts
+
+
+@given(st.lists(PLAIN, min_size=1, max_size=8), st.integers(1, 8))
+def test_a_length_past_the_end_is_noticed(texts: list[str], num_lost: int) -> None:
+    data = b"".join(map(gguf_files.text, texts)) + gguf_files.text("")[:-num_lost]
+    assert places_of_texts(data, 0, len(texts) + 1, len(data)) is None
+
+
+@pytest.mark.parametrize("length", [2**62, 2**64 - 1])
+def test_a_text_that_ends_far_outside_is_not_followed(length: int) -> None:
+    data = gguf_files.text("a") + struct.pack("<Q", length) + b"bc"
+    found = places_of_texts(data, 0, 2, len(data))
+    assert found is not None
+    assert found[1] > len(data)
+    assert places_of_texts(data, 0, 3, len(data)) is None
+
+
+def test_two_halves_of_a_character_in_two_texts_are_no_text() -> None:
+    data = b"".join(map(gguf_files.text, (b"a\xc3", b"\xa9b")))
+    found = places_of_texts(data, 0, 2, len(data))
+    assert found is not None
+    with pytest.raises(UnicodeDecodeError):
+        _ = GgufArray(STRING, 2, data, found[0]).values
+
+
+# A load
+
+
+def test_a_load_reads_the_header_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = gguf_files.convert(BUNDLED_DIRECTORY, tmp_path / "m.gguf", "F32", "gpt-2")
+    read: list[Path] = []
+
+    def counted(path: Path) -> GgufHeader:
+        read.append(path)
+        return read_gguf(path)
+
+    monkeypatch.setattr(header_module, "read_gguf", counted)
+    llm = LLM(model=str(path), backend="numpy", num_blocks=16)
+    assert read == [path]
+    assert llm.get_tokenizer().chat_templates.choose(None).source
+
+
+def test_a_header_is_passed_on_and_a_directory_too(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_files.gguf_bytes(pieces(), {}))
+    header = opened(path)
+    assert isinstance(header, GgufHeader)
+    assert opened(header) is header
+    assert opened(tmp_path) == tmp_path
+    assert Tokenizer.load(header, None).encode("ab") == Tokenizer.load(path, None).encode("ab")
+
+
+# Merges
+
+
+def pieces(**changes: Any) -> dict[str, Any]:
+    """Return the metadata of a vocabulary in which two merges make "abc"."""
+    tokens = ["<unk>", "<0x0A>", "a", "b", "c", "ab", "bc", "abc", "▁", "▁a"]
+    values = {
+        "model": "llama",
+        "tokens": tokens,
+        "scores": [0.0, 0.0, -9.0, -9.0, -9.0, -2.0, -1.0, -3.0, -9.0, -4.0],
+        "token_type": [UNKNOWN, BYTE] + [NORMAL] * 8,
+        "add_space_prefix": False,
+    }
+    return {f"tokenizer.ggml.{key}": item for key, item in {**values, **changes}.items()}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "mie" / "merges"
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of pieces of the vocabularies in which merges were searched."""
+    searched: list[int] = []
+    find_merges = tokenizer_module.find_merges
+
+    def counted(tokens: list[str], *rest: Any) -> Any:
+        searched.append(len(tokens))
+        return find_merges(tokens, *rest)
+
+    monkeypatch.setattr(tokenizer_module, "find_merges", counted)
+    return searched
+
+
+def loaded(folder: Path, **changes: Any) -> str:
+    path = folder / "m.gguf"
+    path.write_bytes(gguf_files.gguf_bytes(pieces(**changes), {}))
+    tokenizer = Tokenizer.load(path, None)
+    as_text = Library.from_str(json.dumps(tokenizer_module.tokenizer_json(read_gguf(path))))
+    assert tokenizer.to_json() == as_text.to_str()
+    return tokenizer.to_json()
+
+
+def merges_of(text: str) -> list[list[str]]:
+    merges: list[list[str]] = json.loads(text)["model"]["merges"]
+    return merges
+
+
+def test_a_vocabulary_is_searched_once(tmp_path: Path, cache: Path, found: list[int]) -> None:
+    first = loaded(tmp_path)
+    assert found == [10]
+    assert merges_of(first) == [["b", "c"], ["a", "b"], ["ab", "c"], ["a", "bc"], ["▁", "a"]]
+    assert loaded(tmp_path) == first
+    assert found == [10]
+    (path,) = cache.iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scores": [0.0, 0.0, -9.0, -9.0, -9.0, -1.0, -2.0, -3.0, -9.0, -4.0]},
+        {"tokens": ["<unk>", "<0x0A>", "b", "a", "c", "ab", "bc", "abc", "▁", "▁a"]},
+        {"token_type": [UNKNOWN, BYTE] + [NORMAL] * 3 + [5] + [NORMAL] * 4},
+    ],
+    ids=["scores", "tokens", "kinds"],
+)
+def test_another_vocabulary_never_gets_the_merges_of_the_first(
+    changes: dict[str, Any], tmp_path: Path, cache: Path, found: list[int]
+) -> None:
+    first = merges_of(loaded(tmp_path))
+    assert merges_of(loaded(tmp_path, **changes)) != first or "tokens" in changes
+    assert found == [10, 10]
+    assert len([*cache.iterdir()]) == 2
+
+
+def test_another_source_finds_its_own_merges(
+    tmp_path: Path, cache: Path, found: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded(tmp_path)
+    for name in ("arrays.py", "merges.py", "tokenizer.py"):
+        source = Path(merges_module.__file__).with_name(name)
+        (tmp_path / name).write_bytes(source.read_bytes())
+    monkeypatch.setattr(merges_module, "__file__", str(tmp_path / "merges.py"))
+    loaded(tmp_path)
+    assert len(found) == 1
+    for name in ("arrays.py", "merges.py", "tokenizer.py"):
+        with (tmp_path / name).open("a") as file:
+            file.write("#")
+        loaded(tmp_path)
+    assert len(found) == 4
+
+
+def flipped(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def linked(path: Path) -> None:
+    path.rename(path.parent.parent / "elsewhere")
+    path.symlink_to(path.parent.parent / "elsewhere")
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-8]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + bytes(8)),
+    "empty": lambda path: path.write_bytes(b""),
+    "a bit of the merges": lambda path: flipped(path, -4),
+    "a bit of the digest": lambda path: flipped(path, 3),
+    "a link": linked,
+    "others may write": lambda path: path.chmod(0o622),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_file_gives_the_same_tokenizer(damage, tmp_path, cache, found) -> None:
+    first = loaded(tmp_path)
+    (path,) = cache.iterdir()
+    damage(path)
+    assert loaded(tmp_path) == first
+    assert len(found) == 2
+    assert loaded(tmp_path) == first
+    assert len(found) == 2
+
+
+def no_folder(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.parent.parent.write_text("")
+
+
+def full_disk(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache_dir.os, "replace", refuse)
+
+
+@pytest.mark.parametrize("lack", [no_folder, full_disk])
+def test_without_a_cache_merges_are_found_at_every_load(
+    lack, tmp_path, cache, found, monkeypatch
+) -> None:
+    lack(cache, monkeypatch)
+    assert loaded(tmp_path) == loaded(tmp_path)
+    assert len(found) == 4
+    assert not [path for path in cache.rglob("*") if path.is_file()]
+
+
+def test_only_the_newest_vocabularies_stay(
+    tmp_path: Path, cache: Path, found: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merges_module, "MAX_FILES", 2)
+    for number in range(4):
+        loaded(tmp_path, scores=[float(number)] * 10)
+        newest = max(cache.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        os.utime(newest, ns=(number + 1, number + 1))
+    assert len([*cache.iterdir()]) == 2
+    loaded(tmp_path, scores=[3.0] * 10)
+    assert len(found) == 4
+
+
+def test_a_piece_that_is_too_long_is_refused_before_the_search(tmp_path, cache, found) -> None:
+    with pytest.raises(TokenizerError, match="257 characters; the limit"):
+        loaded(tmp_path, tokens=["x" * 257, *pieces()["tokenizer.ggml.tokens"][1:]])
+    assert not found
