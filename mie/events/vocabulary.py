@@ -155,7 +155,7 @@ _SHAPES: Mapping[str, Shape] = MappingProxyType(
         "request_id": _is_text,
         "block_size": _is_up_to(MAX_BLOCK_SIZE),
         "n": _is_up_to(MAX_CHOICES),
-        **dict.fromkeys(("max_tokens", "source", "row"), _or_none(_is_integer)),
+        **dict.fromkeys(("max_tokens", "source", "row", "nearest"), _or_none(_is_integer)),
         **dict.fromkeys(
             ("choices", "rows", "blocks", "tokens", "entry", "cached", "got"), _is_integers
         ),

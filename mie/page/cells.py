@@ -147,6 +147,7 @@ SHOWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
         **{kind: names for kind, names in FIELDS.items() if kind not in IN_CELLS},
         "decode": ("seqs",),
         "rebuild": (),
+        "depart": ("seq", "position", "reason", "nearest"),  # no tokens, which `mie/text` tells
     }
 )
 """The fields of each kind of event."""
@@ -204,7 +205,9 @@ def event_of(record: Record, state: State) -> str | None:
         return f'["decode",[{seqs}]]'
     if kind == "rebuild":
         return '["rebuild"]'
-    return encode([kind, *map(_plain, FIELDS[kind], values)])
+    if kind == "depart":
+        values = [*values[:3], values[5]]
+    return encode([kind, *map(_plain, SHOWN[kind], values)])
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -22,7 +22,7 @@ from mie.page.cells import (
 
 
 class Heat:
-    """Counts uses of the nodes, and orders their last uses as the prefix cache does.
+    """Counts uses of the nodes, notes those from a disk, and orders last uses as the cache does.
 
     A node is idle when only the tree holds its block. Nodes that one table leaves become idle at
     the same moment. Which of two such leaves is evicted first is decided by their block ids.
@@ -34,6 +34,8 @@ class Heat:
         self._clock = 0
         self._changed: set[int] = set()
         self._leaving: list[int] = []
+        self._reads: set[Seq] = set()  # sequences with host blocks from a disk
+        self._from_disk: set[int] = set()
 
     def before(self, record: Record, state: State) -> None:
         """Note a record that is about to be applied."""
@@ -49,12 +51,23 @@ class Heat:
                 self._use([source])
             case ("pin", block):
                 self._hold([block])
+            case ("alloc", _, _, blocks):
+                self._from_disk.difference_update(blocks)
+            case ("read", seq, _, _):
+                self._reads.add(seq)
+            case ("import", seq, _, blocks) if seq in self._reads:
+                self._reads.discard(seq)
+                self._from_disk.update(blocks)
+                self._changed.update(blocks)
+            case ("drop", seq):
+                self._reads.discard(seq)
             case ("evict", block):
                 self._uses.pop(block, None)
                 self._idle.pop(block, None)
             case ("rebuild", _):
                 self._uses.clear()
                 self._idle.clear()
+                self._reads.clear()
 
     def after(self, record: Record, state: State) -> None:
         """Note a record that was applied."""
@@ -81,7 +94,8 @@ class Heat:
         return {str(block): self._cell(block) for block in changed}
 
     def _cell(self, block: int) -> list[int | None]:
-        return [self._uses[block], self._idle.get(block)]
+        cell = [self._uses[block], self._idle.get(block)]
+        return [*cell, 1] if block in self._from_disk else cell
 
     def _use(self, blocks: Iterable[int]) -> None:
         for block in blocks:

@@ -220,6 +220,28 @@ def test_tabs_share_one_stream_which_outlives_the_first(
 
 
 @pytest.mark.slow
+def test_a_departure_shows_both_branches_with_their_texts(shown: Shown, url: str) -> None:
+    story = "In a mill by a lake there lived an {} who had a bell and a kite."
+    for word in ("otter", "owl"):
+        answer = httpx2.post(
+            f"{url}/v1/completions",
+            json={"prompt": story.format(word), "max_tokens": 1},
+            timeout=PATIENCE,
+        )
+    token, _, _ = answer.headers["x-mie-prefix-departs"].removeprefix("token ").partition(" of ")
+    shown.settle()
+    [*departures] = shown.events("depart")
+    last = departures[-1]
+    assert (last["position"], last["reason"]) == (int(token), "other tokens")
+    shown.js(f"mie.seek({last['step']}); mie.select({{kind: 'seq', id: '{last['seq']}'}})")
+    shown.until(f"document.getElementById('tree-note').textContent.includes('at token {token}')")
+    shown.until(
+        "/cached.* otter.*got.* owl/.test(document.getElementById('inspector').innerText"
+        ".replaceAll('\\n', ' '))"
+    )
+    shown.js("mie.select(null)")
+
+
 def test_page_server_and_metrics_agree(shown: Shown) -> None:
     shown.settle()
     assert "agree: 11 numbers" in shown.text("truth")

@@ -22,7 +22,7 @@ from mie.page import recording as stream_of_log
 from mie.page.cells import NodeText
 from mie.page.follow import Follower
 from mie.page.recording import Recording
-from mie.page.view import Heat
+from mie.page.view import Heat, View
 
 seen: Counter[str] = Counter()
 
@@ -141,3 +141,19 @@ def test_every_kind_of_record_becomes_cells(tmp_path, steps_per_record):
     check_recording(segment, steps_per_record)
     kinds |= {kind for records in segment.steps for kind, *_ in records}
     assert kinds == FIELDS.keys()
+
+
+def test_a_node_that_was_read_from_a_disk_says_so():
+    state = State(block_size=2, num_blocks=4, num_host_blocks=4)
+    view = View(state, NodeText())
+    seq, other = (0, 0), (1, 0)
+    view.apply([("add", "a", 0, 0, 3, 1, 9), ("read", seq, (0,), 2), ("admit", seq, 0, 3, 2)])
+    view.apply([("alloc", seq, 0, (0, 1)), ("import", seq, (0,), (0,))])
+    view.apply([("prefill", seq, 2, 1, (0,)), ("seal", 0, None, None, (5, 6))])
+    view.apply([("decode", (0,)), ("seal", 1, 0, None, (7, 8))])
+    assert view.heat.cells() == {"0": [0, None, 1], "1": [0, None]}
+    view.apply([("close", seq), ("finish", seq, "stop"), ("evict", 1), ("evict", 0)])
+    view.apply([("add", "b", 1, 0, 2, 1, 9), ("read", other, (0,), 2), ("drop", other)])
+    view.apply([("admit", other, 0, 2, 0), ("alloc", other, 0, (0, 1))])
+    view.apply([("prefill", other, 0, 2, (0,)), ("seal", 0, None, None, (5, 6))])
+    assert view.heat.cells() == {"0": [0, None]}

@@ -106,3 +106,31 @@ test("slots of states have their owners, and tokens", () => {
   assert.equal(describeSlot(after, 0), "snapshot of the state after 4 tokens, which end in block 4");
   assert.equal(describeSlot(after, 2), "free");
 });
+
+test("the last departure from a branch that is still in the tree is shown, with both blocks", () => {
+  const node = (parent, salt = 0) => ({ parent, salt });
+  const seqs = { "3.0": { n: 1, num_computed: 9 }, "4.0": { n: 1, num_computed: 0 } };
+  const fields = { depart: ["seq", "position", "reason", "nearest"], evict: ["block"] };
+  const head = { record: "head", version: 1, block_size: 4, num_blocks: 9, num_host_blocks: 0, columns: ["step"], fields, first: 0 };
+  const key = { record: "key", step: 0, blocks: [], seqs, tables: {}, host: {}, tree: { 1: node(null), 2: node(1), 5: node(1, 7) }, heat: { 2: [3, null, 1], 1: [0, null] } };
+  const depart = (step, events, set = {}) => ({ record: "steps", steps: [{ row: [step], events }], set });
+  const run = recorded([
+    head, key,
+    depart(1, [["depart", "3.0", 5, "other tokens", 2], ["depart", "4.0", 0, "new", null]], { tables: { "3.0": [0, [1, 3, 6]] }, tree: { 3: node(1) } }),
+    depart(2, [["depart", "4.0", 6, "other tokens", 5]]),
+    depart(3, [["evict", 5]], { cut: [5], gone: ["3.0"] }),
+    depart(4, [["evict", 2]], { cut: [2] }),
+  ], "departures");
+  const found = (step, name) => {
+    const each = run.departed(run.at(step), name);
+    return each && [each.seq, each.position, each.nearest, each.own];
+  };
+  assert.equal(found(0), null);
+  assert.deepEqual(found(1), ["3.0", 5, 2, 3]);
+  assert.deepEqual(found(2), ["4.0", 6, 5, null]);
+  assert.deepEqual(found(2, "3.0"), ["3.0", 5, 2, 3]);
+  assert.deepEqual(found(3), ["3.0", 5, 2, 3]); // its table is gone, and one other branch is there
+  assert.equal(found(3, "4.0"), null);
+  assert.equal(found(4), null);
+  assert.deepEqual([...run.at(0).heat], [[1, { uses: 0, idle: null, disk: 0 }], [2, { uses: 3, idle: null, disk: 1 }]]);
+});

@@ -16,6 +16,8 @@ class Departure(NamedTuple):
     """The next tokens of the cached prompt that is nearest, if the reason is "other tokens"."""
     got: tuple[int, ...]
     """The next tokens of the prompt."""
+    nearest: int | None = None
+    """The block that has the tokens of the cached prompt."""
 
 
 REASONS = (

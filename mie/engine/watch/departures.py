@@ -67,8 +67,8 @@ class Departures:
                 continue
             seq.request.metrics.departure = found = self._departure(seq)
             if found is not None:
-                values = found.position, found.reason, found.cached, found.got
-                self._emit(("depart", seq.seq_id, *values))
+                place = found.position, found.reason, found.cached, found.got, found.nearest
+                self._emit(("depart", seq.seq_id, *place))
                 self._warn_of_repetition(seq, found)
 
     def _departure(self, seq: Seq) -> Departure | None:
@@ -84,6 +84,7 @@ class Departures:
         if position >= limit // size * size:
             return None
         cached: tuple[int, ...] = ()
+        nearest: int | None = None
         rest = tuple(tokens[position : position + size])
         if self._is_slow(seq):
             reason = "slow disk"
@@ -93,11 +94,11 @@ class Departures:
         elif child := self._nearest(path[-1] if path else manager.prefix.roots.get(salt), rest):
             num_equal = num_common(child.tokens, rest)
             cached = child.tokens[num_equal : num_equal + NUM_SHOWN]
-            reason, position = "other tokens", position + num_equal
+            reason, position, nearest = "other tokens", position + num_equal, child.block_id
         else:
             reason = self._absence(seq, path, rest)
         got = tuple(tokens[position : position + NUM_SHOWN])
-        return Departure(position, seq.num_tokens, reason, cached, got)
+        return Departure(position, seq.num_tokens, reason, cached, got, nearest)
 
     def _nearest(self, node: Node | None, tokens: tuple[int, ...]) -> Node | None:
         """Return the child that begins with the most of these tokens, if there is any."""

@@ -222,11 +222,18 @@ class State:
         self._runner(seq).num_tokens += count
 
     def _on_depart(
-        self, seq: Seq, position: int, reason: str, cached: Iterable[int], got: Iterable[int]
+        self,
+        seq: Seq,
+        position: int,
+        reason: str,
+        cached: Iterable[int],
+        got: Iterable[int],
+        nearest: int | None,
     ) -> None:
         values = self._sequence(seq)
         require(values.row is None, "it is running")
         require(0 <= position < values.num_tokens, f"it has {values.num_tokens} tokens")
+        require(nearest is None or nearest in self.blocks.tree, "the block is not in the tree")
 
     def _on_fork(self, seq: Seq, parent: Seq, row: int) -> None:
         values = self._runner(parent)

@@ -19,6 +19,8 @@ const LEGEND = [
   ["filled part", "slots that hold a token"],
   ["stripes of two colours", "requests that share the block"],
   ["hatched", "only the prefix tree holds it"],
+  ["brown", "the prefix tree has it from a disk"],
+  ["red line in the tree", "the token at which a prompt departs from a cached one, in both branches"],
   ["dots", "references beyond the first"],
   ["arrow", "a block copied because a shared one is written"],
   ["red corner", "evicted in this step"],

@@ -1,6 +1,6 @@
 // What is selected: a block, a sequence or a range of blocks, and why a sequence waits.
 
-import { $, chip, count, el, facts, percent, some } from "./dom.js";
+import { $, chip, count, el, facts, percent, some, visible } from "./dom.js";
 import { describe } from "./lanes.js";
 import { colour, numberOf } from "./paint.js";
 import { askOf } from "./source.js";
@@ -41,6 +41,10 @@ export class Inspector {
     return chip([el("i"), nameOf(name)], () => select({ kind: "seq", id: name }, true), { vars: { "--of": colour(numberOf(name)) } });
   }
 
+  toBlock(block) {
+    return chip(String(block), () => select({ kind: "block", id: block }, true));
+  }
+
   block(state, block) {
     const { run } = store;
     const names = state.holders().get(block) ?? [];
@@ -56,7 +60,8 @@ export class Inspector {
         ["slots", state.refs[block] ? `${state.fill[block]} of ${run.blockSize} filled` : null],
         ["tables of", names.length ? el("span", {}, names.slice(0, 24).map((name) => this.button(name))) : null],
         ["in the tree", node ? [heat && `taken ${some(heat.uses, "time")}`, node.parent === null ? "first of its branch" : null].filter(Boolean).join(", ") || "yes" : null],
-        ["after", node && node.parent !== null ? chip(String(node.parent), () => select({ kind: "block", id: node.parent }, true)) : null],
+        ["after", node && node.parent !== null ? this.toBlock(node.parent) : null],
+        ["from", heat?.disk ? "a disk" : null],
         ["snapshot", state.slotOf().has(block) ? `after ${some(state.depth(block), "token")}, in slot ${state.slotOf().get(block)}` : null],
         ["eviction", rank ? (rank === 1 ? "next" : `number ${rank}`) : null],
       ]),
@@ -73,6 +78,7 @@ export class Inspector {
       el("td", {}, chip(count(mark.step), () => seek(mark.step))),
       el("td", { className: "long" }, describe(mark, nameOf))));
     const size = run.blockSize;
+    const fork = run.departed(state, name);
     const text = seq ? seq.blocks.map((block) => run.textOfBlock(state, block, [name])).join("") : "";
     return [
       facts([
@@ -85,6 +91,9 @@ export class Inspector {
         ["choices", (lane?.n ?? 1) > 1 ? chip(store.selected.all ? "show this one" : `show all ${lane.n}`, () => change({ selected: { kind: "seq", id: name, all: !store.selected.all } })) : null],
         ["blocks", seq?.blocks.length ? `${some(seq.blocks.length, "block")}, ${count(seq.blocks.length * size - seq.num_computed)} slots empty` : null],
         ["slot", state.slotOf().has(name) ? `${state.slotOf().get(name)}, its state after these tokens` : null],
+        ["departs", fork ? [`at token ${count(fork.position)} from block `, this.toBlock(fork.nearest)] : null],
+        ["cached", fork ? visible(run.textOfBlock(state, fork.nearest)) : null],
+        ["got", (fork?.own ?? null) !== null ? visible(run.textOfBlock(state, fork.own)) : null],
         ["host", seq?.host.length ? some(seq.host.length, "block") : null],
       ]),
       seq && seq.state !== "running" ? this.reason(state, seq) : null,

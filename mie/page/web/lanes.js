@@ -53,7 +53,7 @@ class Lane {
 }
 
 /** The kinds of events that leave a mark in the lane of their sequence. */
-const MARKS = new Set(["admit", "resume", "preempt", "finish", "export", "import", "drop", "copy"]);
+const MARKS = new Set(["admit", "resume", "preempt", "finish", "depart", "read", "export", "import", "drop", "copy"]);
 
 /** The kinds that may name a sequence which has no lane yet. */
 const OPENS = new Set(["fork", "wait"]);
@@ -169,12 +169,12 @@ export function describe({ kind, event }, name) {
   switch (kind) {
     case "admit": return `admitted with ${event.num_tokens} tokens, ${event.num_computed} of them from the prefix cache`;
     case "resume": return event.mode === "swap" ? `resumed: ${event.num_computed} tokens came back from the host` : `resumed: recomputes ${event.num_tokens - event.num_computed} tokens`;
-    case "hit": return `prefix hit: ${event.num_full + event.num_partial} of ${event.num_queried} tokens${event.num_partial ? ` (${event.num_partial} by a copy)` : ""}`;
+    case "hit": return `prefix hit: ${event.num_full + event.num_partial} of ${event.num_queried} tokens${event.source === null ? "" : ` (${event.num_partial} by a copy)`}`;
     case "fork": return `forked from ${name(event.parent)} and shares its blocks`;
     case "copy": return `copy-on-write: block ${event.source} → ${event.target} (${event.cause})`;
     case "preempt": return `preempted ${event.by ? `because ${name(event.by)} needed room` : "because a step was abandoned"}; victim: ${event.rule}; ${event.mode}${event.num_lost ? `, ${event.num_lost} tokens lost` : ""}`;
     case "export": return `swapped out: ${event.host.length} blocks to the host`;
-    case "import": return `swapped in: ${event.blocks.length} blocks from the host`;
+    case "import": return `${event.blocks.length} blocks came from the host`;
     case "depart": return `departs from the cache at token ${event.position}: ${event.reason}`;
     case "read": return `read from a disk: ${event.num_tokens} tokens, in ${event.host.length} host blocks`;
     case "drop": return "its host blocks were freed";

@@ -2,7 +2,7 @@
 
 import { around, listen } from "./canvas.js";
 import { $, count, percent, say, some, visible } from "./dom.js";
-import { box, colour, disc, fill, flag, hatch, ink, numberOf, path, prefersStill, rect, requests, stroke, Surface, wrap, write } from "./paint.js";
+import { band, box, colour, disc, fill, flag, hatch, ink, numberOf, path, prefersStill, rect, requests, stroke, Surface, wrap, write } from "./paint.js";
 import { isSelected, nameOf, redraw, redrawRested, select, shown, store } from "./store.js";
 
 const FADE = 1400; // milliseconds that an arrow or an eviction stays visible
@@ -100,6 +100,7 @@ export class MemoryMap {
       const names = holders.get(block) ?? [];
       this[lay.h >= 1.5 * ink.rem ? "card" : "chip"](pen, state, block, names, x, y, lay.w, lay.h);
       if (slots.has(block)) flag(pen, x, y, lay.w, lay.h);
+      if (state.heat.get(block)?.disk) band(pen, x, y, lay.w, lay.h);
     }
     pen.globalAlpha = 1;
   }
@@ -356,7 +357,7 @@ export class MemoryMap {
     if (!state.isKnown) return [store.run.whyUnknown(store.step)];
     if (thing.kind === "host") {
       const name = state.hostOwner().get(thing.id);
-      return [`Host block ${thing.id}`, name ? `has blocks of ${nameOf(name)}, which was swapped out` : "free"];
+      return [`Host block ${thing.id}`, name ? `has blocks of ${nameOf(name)}, which was swapped out or read from a disk` : "free"];
     }
     if (thing.kind === "slot") return [`Slot ${thing.id}`, describeSlot(state, thing.id)];
     if (thing.kind === "tile") {
@@ -429,6 +430,7 @@ export function describeBlock(state, block) {
   ].filter(Boolean);
   const text = run.textOfBlock(state, block, names);
   const slot = state.slotOf().get(block);
+  if (state.heat.get(block)?.disk) who.push("read from a disk");
   return [`Block ${block}`, ...(slot === undefined ? [] : [`slot ${slot}: ${describeSlot(state, slot)}`]), `${some(refs, "reference")}: ${who.join(", ")}`, `${state.fill[block]} of ${run.blockSize} slots filled`, ...(text ? [`“${visible(text)}”`] : [])];
 }
 

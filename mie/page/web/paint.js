@@ -1,6 +1,6 @@
 // Colours, patterns and canvases.
 
-const NAMES = ["bg", "panel", "sunk", "line", "edge", "text", "soft", "accent", "good", "bad", "free", "hatch"];
+const NAMES = ["bg", "panel", "sunk", "line", "edge", "text", "soft", "accent", "good", "bad", "free", "hatch", "disk"];
 const NUM_COLOURS = 8;
 
 /** The colours of the theme, read from the style sheet. */
@@ -59,6 +59,11 @@ export function hatch(pen) {
 export function flag(pen, x, y, width, height) {
   const size = Math.max(2, Math.min(0.22 * ink.rem, width / 4));
   rect(pen, ink.text, x + width - size, y, size, height);
+}
+
+/** Mark a block with contents from a disk. */
+export function band(pen, x, y, width, height) {
+  rect(pen, ink.disk, x, y, width, Math.max(2, Math.min(0.22 * ink.rem, height / 5)));
 }
 
 /** A canvas that is as wide as its place and as high as its view asks for. */

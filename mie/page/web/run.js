@@ -6,6 +6,7 @@ import { State } from "./state.js";
 const MAX_STEPS = 10000; // steps that a page keeps of a live run
 const MAX_TEXTS = 20000; // texts of blocks that are kept
 const MAX_EXACT = 16; // states inside merged records that are kept
+const MAX_LOOKED = 64; // departures that are looked through for one that can be shown
 const RETRY = 1000; // milliseconds until a state is asked for again
 
 /** The counters, and the columns of a step that add to them. */
@@ -42,6 +43,7 @@ export class Run {
     this.steps = [];
     this.texts = new Map(); // identity of a block's contents → {fill, text}
     this.evictions = new Map(); // block → steps at which it left the tree
+    this.departures = []; // the departures from a cached prompt, with their steps
     this.offsets = COUNTERS.map(() => 0); // counts from before the first step
     this.lanes = new Lanes();
     this.cursor = { state: new State(this.head), index: -1 };
@@ -77,7 +79,9 @@ export class Run {
     step.sums = COUNTERS.map(([, column], i) => sums[i] + this.value(step, column));
     this.steps.push(step);
     this.lanes.add(step.step, step.events);
-    for (const { kind, block } of step.events) {
+    for (const event of step.events) {
+      const { kind, block, nearest } = event;
+      if (kind === "depart" && nearest !== null) this.departures.push({ ...event, step: step.step });
       if (kind !== "evict") continue;
       if (!this.evictions.has(block)) this.evictions.set(block, []);
       this.evictions.get(block).push(step.step);
@@ -117,6 +121,7 @@ export class Run {
     this.steps.splice(0, this.steps.findIndex((each) => each.step > this.firstStep));
     this.lanes.forget(this.firstStep);
     for (const gone of this.evictions.values()) gone.splice(0, before(gone, this.firstStep, (step) => step));
+    this.departures.splice(0, before(this.departures, this.firstStep, ({ step }) => step));
     if (this.texts.size > MAX_TEXTS) this.texts.clear();
     this.cursor.index = -1;
   }
@@ -244,6 +249,22 @@ export class Run {
 
   numChoices(name) {
     return this.lanes.all.get(name)?.n ?? 1;
+  }
+
+  /** Return the last departure from a branch that the tree still has, of any sequence or of one, and both blocks there. */
+  departed(state, name) {
+    const isThere = ({ step, nearest }) => !this.evictions.get(nearest)?.some((gone) => gone >= step && gone <= state.step);
+    const last = before(this.departures, state.step, ({ step }) => step);
+    for (let i = last; i >= 0; i -= 1) {
+      const found = this.departures[i];
+      if (name ? found.seq !== name : last - i > MAX_LOOKED) continue;
+      if (!isThere(found) || !state.tree.has(found.nearest)) continue;
+      const { parent, salt } = state.tree.get(found.nearest);
+      const others = [...state.tree].filter(([block, node]) => block !== found.nearest && node.parent === parent && node.salt === salt);
+      const own = state.seqs.get(found.seq)?.blocks[Math.floor(found.position / this.blockSize)];
+      return { ...found, own: own ?? (others.length === 1 ? others[0][0] : null) };
+    }
+    return null;
   }
 
   /** Return the identity of a block's contents: a place in a sequence, or a node of the tree. */

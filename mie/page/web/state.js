@@ -57,7 +57,7 @@ export class State {
     }
     for (const [name, blocks] of Object.entries(set.host ?? {})) if (this.seqs.has(name)) this.seqs.get(name).host = blocks;
     for (const [block, node] of Object.entries(set.tree ?? {})) this.tree.set(Number(block), node);
-    for (const [block, [uses, idle]] of Object.entries(set.heat ?? {})) this.heat.set(Number(block), { uses, idle });
+    for (const [block, [uses, idle, disk = 0]] of Object.entries(set.heat ?? {})) this.heat.set(Number(block), { uses, idle, disk });
     for (const [slot, owner] of Object.entries(set.slots ?? {})) {
       if (owner === null) this.slots.delete(Number(slot));
       else this.slots.set(Number(slot), owner);

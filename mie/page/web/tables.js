@@ -43,12 +43,12 @@ const TABLES = [
   },
   {
     title: "Prefix tree",
-    head: ["block", "after block", "hits", "evicted as number", "text"],
+    head: ["block", "after block", "hits", "from", "evicted as number", "text"],
     rows(state) {
       const { ranks } = shape(state);
       return [...state.tree].map(([block, node]) => ({
         pick: { kind: "block", id: block },
-        cells: () => [block, node.parent ?? "", state.heat.get(block)?.uses ?? "", ranks.get(block) ?? "", visible(store.run.textOfBlock(state, block))],
+        cells: () => [block, node.parent ?? "", state.heat.get(block)?.uses ?? "", state.heat.get(block)?.disk ? "a disk" : "", ranks.get(block) ?? "", visible(store.run.textOfBlock(state, block))],
       }));
     },
   },

@@ -197,9 +197,9 @@ export class Timeline {
   mark(pen, mark, lane, middle, thick) {
     if (mark.step < this.from || mark.step > this.to) return;
     const { kind, event } = mark;
-    if (kind === "admit" || kind === "drop") return;
-    const x = Math.max(this.left, this.x(["hit", "resume", "preempt", "import"].includes(kind) ? mark.step - 1 : mark.step));
-    const y = middle;
+    if (kind === "admit" || kind === "drop" || kind === "depart") return;
+    const x = Math.max(this.left, this.x(["hit", "resume", "preempt", "import", "read"].includes(kind) ? mark.step - 1 : mark.step));
+    const y = kind === "read" ? middle - thick * 0.5 : middle; // an import follows
     const r = Math.max(2.5, thick * 0.36);
     this.marks.push({ x, y, r: r + 3, mark, lane });
     const show = (tone, edge) => {
@@ -227,7 +227,7 @@ export class Timeline {
     } else {
       const up = (kind === "export" ? -r : r) * 0.6;
       path(pen, [x - r * 0.8, y - up], [x + r * 0.8, y - up], [x, y + up]);
-      show(ink.accent);
+      show(kind === "read" ? ink.disk : ink.accent);
     }
   }
 
@@ -342,7 +342,7 @@ export class Timeline {
     const [found] = run.between(step, step);
     if (!found) return `Step ${step}: the beginning`;
     const of = (name) => run.value(found, name);
-    const notable = found.events.filter((event) => ["preempt", "hit", "copy", "evict", "finish", "resume"].includes(event.kind));
+    const notable = found.events.filter((event) => ["preempt", "read", "depart", "hit", "copy", "evict", "finish", "resume"].includes(event.kind));
     const words = notable.slice(0, 3).map((event) => event.kind === "evict"
       ? `block ${event.block} evicted`
       : `${nameOf(event.seq)} ${describe({ kind: event.kind, event }, nameOf)}`);

@@ -4,7 +4,7 @@ import { around, listen } from "./canvas.js";
 import { count, say, some, visible } from "./dom.js";
 import { describeBlock } from "./map.js";
 import { box, colour, fill, flag, font, hatch, ink, rect, requests, stroke, Surface, wrap, write } from "./paint.js";
-import { isBlock, redraw, select, shown, store } from "./store.js";
+import { isBlock, nameOf, redraw, select, shown, store } from "./store.js";
 
 const MAX_LEAVES = 150;
 const NARROWEST = 6; // pixels of a box, which stands for several blocks if need be
@@ -77,6 +77,8 @@ export class PrefixTree {
     this.boxes = [];
     const { ranks, most } = shape(state);
     for (const each of found.placed) this.chain(pen, state, each, unit, pitch, ranks, most);
+    this.fork = store.run.departed(state, store.selected?.kind === "seq" ? store.selected.id : null);
+    if (this.fork) this.departure(pen, this.fork, unit);
     this.scale(pen, found.depth, unit, height, width);
     if (!found.placed.length) write(pen, state.isKnown ? "Nothing is cached at this step." : store.run.whyUnknown(store.step), width / 2, 2.4 * rem, { size: 0.85, align: "center" });
     this.say(state, found, ranks.size);
@@ -98,10 +100,10 @@ export class PrefixTree {
       const left = x + i * unit;
       const holders = owners ? (owners[block] < 0 ? [] : [owners[block]]) : requests(state.holders().get(block) ?? []);
       const width = Math.min(every, chain.length - i) * unit - (i + every >= chain.length ? gap : 0);
-      const uses = state.heat.get(block)?.uses ?? 0;
-      if (uses) {
-        pen.globalAlpha = 0.12 + 0.3 * Math.log1p(uses) / Math.log1p(most);
-        rect(pen, ink.accent, left, y, width, h);
+      const { uses, disk } = state.heat.get(block) ?? { uses: 0, disk: 0 };
+      if (uses || disk) {
+        pen.globalAlpha = 0.12 + 0.3 * Math.log1p(uses + disk) / Math.log1p(most + disk);
+        rect(pen, disk ? ink.disk : ink.accent, left, y, width, h);
         pen.globalAlpha = 1;
       }
       const bar = Math.max(2, Math.min(0.3 * rem, h * 0.2));
@@ -140,6 +142,13 @@ export class PrefixTree {
     const lines = Math.max(1, Math.min(3, Math.floor((h - 0.3 * rem) / (0.9 * rem))));
     const start = lines > 1 ? y + 0.65 * rem : y + h * 0.42;
     wrap(pen, text, x + 0.35 * rem, start, lines, 0.9 * rem, { size: Math.min(0.7, (h / rem) * 0.6), tone: ink.text, width: w - (isRanked ? 1.9 : 0.8) * rem });
+  }
+
+  /** Mark the token at which a prompt departs from a cached one, in both branches. */
+  departure(pen, { position, nearest, own }, unit) {
+    const x = (position / store.run.blockSize) * unit;
+    const found = this.boxes.filter(({ block }) => block === nearest || block === own);
+    for (const { y, h } of found) rect(pen, ink.bad, Math.max(0, x - 1), y, 2.5, h - 1);
   }
 
   scale(pen, depth, unit, height, width) {
@@ -185,8 +194,14 @@ export class PrefixTree {
   }
 
   say(state, found, numIdle) {
+    const numRead = [...state.heat.values()].filter(({ disk }) => disk).length;
+    const more = [
+      numRead ? `${count(numRead)} read from a disk` : "",
+      this.fork ? `red: ${nameOf(this.fork.seq)} departs from a cached prompt at token ${count(this.fork.position)}` : "",
+      found.numHidden ? `${found.numHidden} branches hidden` : "",
+    ].filter(Boolean).map((each) => `; ${each}`).join("");
     const text = state.tree.size
-      ? `${some(state.tree.size, "full block")}, ${some(found.rows, "branch", "branches")}; ${!state.heat.size ? "hits are unknown at this step" : `shade: hits; ${numIdle ? `numbers: order of eviction of ${some(numIdle, "idle leaf", "idle leaves")}` : "no leaf is idle"}`}${found.numHidden ? `; ${found.numHidden} branches hidden` : ""}`
+      ? `${some(state.tree.size, "full block")}, ${some(found.rows, "branch", "branches")}; ${!state.heat.size ? "hits are unknown at this step" : `shade: hits; ${numIdle ? `numbers: order of eviction of ${some(numIdle, "idle leaf", "idle leaves")}` : "no leaf is idle"}`}${more}`
       : "";
     say("tree-note", text);
     this.surface.canvas.setAttribute("aria-label", `Prefix tree after step ${store.step}: ${text}. Arrow keys move between nodes.`);

@@ -37,10 +37,10 @@ def test_a_prompt_departs_at_the_first_other_token():
     assert departure(engine, PROMPT) is None
     changed = [*PROMPT[:10], 60, *PROMPT[11:]]
     assert departure(engine, changed) == Departure(
-        10, 20, "other tokens", (15, 16), (60, *PROMPT[11:18])
+        10, 20, "other tokens", (15, 16), (60, *PROMPT[11:18]), 2
     )
     assert departure(engine, [60, *PROMPT[1:]]) == Departure(
-        0, 20, "other tokens", tuple(PROMPT[:4]), (60, *PROMPT[1:8])
+        0, 20, "other tokens", tuple(PROMPT[:4]), (60, *PROMPT[1:8]), 0
     )
     longer = departure(engine, [*PROMPT, *range(40, 48)])
     assert longer == Departure(20, 28, "new", (), tuple(range(40, 48)))

@@ -134,6 +134,10 @@ def segment(tmp_path):
         (("fork", (7, 1), (7, 0), 2), ["fork", "7.1", "7.0", 2]),
         (("finish", (7, 0), 'a "stop"'), ["finish", "7.0", 'a "stop"']),
         (("rebuild", {}), ["rebuild"]),
+        (
+            ("depart", (7, 0), 9, "other tokens", (40, 41), (7,), 5),
+            ["depart", "7.0", 9, "other tokens", 5],
+        ),
     ],
 )
 def test_an_event_is_its_record_in_json(record, event):
