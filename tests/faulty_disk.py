@@ -89,8 +89,12 @@ class FaultyDisk:
         return call
 
     def _file(self, path: Any, mode: str) -> Any:
-        self.call()
         file = open(path, mode, buffering=0)  # noqa: SIM115  # the caller closes it
+        try:
+            self.call()
+        except Killed:
+            file.close()
+            raise
         return file if mode == "rb" else _File(file, self, self._rng)
 
 

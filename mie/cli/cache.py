@@ -127,7 +127,8 @@ def _verify(args: argparse.Namespace) -> int:
         )
         print(
             f"{shelf.path.name[:8]}  {verdict.num_equal:,} contents are equal, "
-            f"{len(verdict.differences):,} differ, {verdict.num_damaged:,} are damaged"
+            f"{len(verdict.differences):,} differ, {verdict.num_damaged:,} are damaged, "
+            f"{verdict.num_left:,} were not computed"
         )
         for each in verdict.differences:
             layer = "" if each.layer is None else f", layer {each.layer}"

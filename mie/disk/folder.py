@@ -40,14 +40,18 @@ class Shelf:
     @property
     def roots(self) -> list[bytes]:
         """The keys of the empty paths, one for each salt."""
-        return sorted({path[0].parent for path in self.paths})
+        return sorted({entry.parent for entry in self.blocks if entry.position == 0})
 
     @property
     def paths(self) -> list[list[Entry]]:
-        """The longest paths from a root, each as the places of its blocks."""
+        """The longest paths from a root, each as the places of its blocks.
+
+        A block is on no path if a block before it has been removed.
+        """
         blocks = {entry.key: entry for entry in self.blocks}
         inner = {entry.parent for entry in blocks.values()}
-        return [self.path_to(key) for key in blocks if key not in inner]
+        paths = [self.path_to(key) for key in blocks if key not in inner]
+        return [path for path in paths if path[0].position == 0]
 
     def path_to(self, key: bytes) -> list[Entry]:
         """Return the places of the blocks from the first known one to the block of a key."""

@@ -24,7 +24,7 @@ from typing import Any
 
 from mie.disk.identity import KEY_BYTES
 
-MAGIC = b"mie-kv\x00\x01"
+MAGIC = b"mie-kv\x00\x02"
 """The last byte is the version of the format."""
 SUFFIX = ".blocks"
 MAX_INDEX_BYTES = 1 << 26
@@ -44,6 +44,8 @@ class Block:
     """The content: "block", "window" or "state"."""
     parent: bytes
     """The key of the block before it, or the root of the salt."""
+    position: int
+    """Position of its first token."""
     token_ids: tuple[int, ...]
     data: bytes
 
@@ -56,6 +58,7 @@ class Entry:
     key: bytes
     part: str
     parent: bytes
+    position: int
     token_ids: tuple[int, ...]
     offset: int
     size: int
@@ -75,8 +78,8 @@ def write_segment(path: Path, blocks: Iterable[Block]) -> list[Entry]:
             entries = []
             for block in blocks:
                 place = file.tell(), len(block.data), checksum(block.data)
-                names = block.key, block.part, block.parent, block.token_ids
-                entries.append(Entry(path, *names, *place))
+                names = block.key, block.part, block.parent
+                entries.append(Entry(path, *names, block.position, block.token_ids, *place))
                 file.write(block.data)
             index = json.dumps([_as_json(entry) for entry in entries]).encode()
             at = file.tell()
@@ -144,10 +147,10 @@ def checksum(data: bytes) -> bytes:
 
 def _as_json(entry: Entry) -> list[Any]:
     names = entry.key.hex(), entry.part, entry.parent.hex(), entry.checksum.hex()
-    return [*names, entry.offset, entry.size, *entry.token_ids]
+    return [*names, entry.offset, entry.size, entry.position, *entry.token_ids]
 
 
 def _from_json(path: Path, fields: list[Any]) -> Entry:
-    key, part, parent, expected, offset, size, *token_ids = fields
-    names = bytes.fromhex(key), part, bytes.fromhex(parent), tuple(token_ids)
+    key, part, parent, expected, offset, size, position, *token_ids = fields
+    names = bytes.fromhex(key), part, bytes.fromhex(parent), position, tuple(token_ids)
     return Entry(path, *names, offset, size, bytes.fromhex(expected))

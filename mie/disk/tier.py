@@ -27,7 +27,7 @@ from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Sequence as Seq
 
 MAX_CONTENTS = 256
-"""Contents of each kind that are given to the store after one step."""
+"""Old contents of each kind that are given to the store after one step, beside the new ones."""
 
 
 class Store(Protocol):
@@ -70,6 +70,7 @@ class Node(NamedTuple):
 
     key: bytes
     parent: bytes
+    position: int
     token_ids: tuple[int, ...]
 
 
@@ -122,8 +123,11 @@ class DiskTier:
         kind, values = record[0], record[1:]
         if kind == "seal":
             block_id, parent, salt, tokens = values
-            above = self.store.identity.root(salt) if parent is None else self._nodes[parent].key
-            self._nodes[block_id] = Node(child(above, tokens), above, tokens)
+            above, position = self.store.identity.root(salt), 0
+            if parent is not None:
+                node = self._nodes[parent]
+                above, position = node.key, node.position + len(node.token_ids)
+            self._nodes[block_id] = Node(child(above, tokens), above, position, tokens)
             self._blocks[block_id] = (block_id,)
         elif kind == "evict":
             del self._nodes[values[0]]
@@ -149,12 +153,13 @@ class DiskTier:
         if stats.num_prefill_tokens >= self._manager.block_size:
             self._race.computed(num_tokens, stats.run_seconds)
         if self.store.is_writing:
-            self._write(self._blocks)
-            self._write(self._entries, WINDOW)
+            most = MAX_CONTENTS + num_tokens // self._manager.block_size
+            self._write(self._blocks, most)
+            self._write(self._entries, most, WINDOW)
             self._write_states()
 
-    def _write(self, waiting: dict[int, tuple[int, ...]], part: str = BLOCK) -> None:
-        contents = {key: waiting.pop(key) for key in [*islice(waiting, MAX_CONTENTS)]}
+    def _write(self, waiting: dict[int, tuple[int, ...]], most: int, part: str = BLOCK) -> None:
+        contents = {key: waiting.pop(key) for key in [*islice(waiting, most)]}
         new = {self._name(block_id, part): block_id for block_id in contents}
         new = {name: block_id for name, block_id in new.items() if not self.store.has(name)}
         block_ids = [each for block_id in new.values() for each in contents[block_id]]
@@ -177,7 +182,7 @@ class DiskTier:
 
     def _put(self, name: bytes, part: str, block_id: int, data: bytes) -> None:
         node = self._nodes[block_id]
-        self.store.write(Block(name, part, node.parent, node.token_ids, data))
+        self.store.write(Block(name, part, *node[1:], data))
 
     # Reading.
 

@@ -37,6 +37,8 @@ class Verdict:
     """The result of a check."""
 
     num_equal: int = 0
+    num_left: int = 0
+    """Number of contents that were not computed, such as states at other places."""
     num_damaged: int = 0
     """Number of contents that a checksum refuses. An engine does not use them."""
     differences: list[Difference] = field(default_factory=list)
@@ -56,10 +58,11 @@ class _Check:
 
     def __init__(self, shelf: Shelf, chosen: set[bytes]) -> None:
         self.identity, self.stats, self.verdict = _Roots(), DiskStats(), Verdict()
-        self._shelf, self._left = shelf, set(chosen)
+        self.left = set(chosen)
+        self._shelf = shelf
 
     def has(self, key: bytes) -> bool:
-        return key not in self._left
+        return key not in self.left
 
     def has_written(self, key: bytes) -> bool:
         return False
@@ -77,7 +80,7 @@ class _Check:
         pass
 
     def write(self, block: Block) -> None:
-        self._left.discard(block.key)
+        self.left.discard(block.key)
         entry = self._shelf.entries[block.key]
         try:
             stored = read_block(entry)
@@ -91,12 +94,11 @@ class _Check:
 
     def _difference(self, entry: Entry, stored: bytes, computed: bytes) -> Difference:
         different = [i for i, (a, b) in enumerate(zip(stored, computed, strict=True)) if a != b]
-        position = len(self._shelf.path_to(entry.parent)) * len(entry.token_ids)
         num_layers = self._shelf.facts["num_layers"]
         layer = different[0] * num_layers // len(stored) if entry.part == "block" else None
         return Difference(
             part=entry.part,
-            position=position,
+            position=entry.position,
             layer=layer,
             byte=different[0],
             num_bytes=len(different),
@@ -109,10 +111,11 @@ def check(shelf: Shelf, args: EngineArgs, fraction: float = 1.0, seed: int = 0) 
     Raises:
         ConfigError: the blocks belong to another model, or to other settings.
     """
-    paths = [path for path in shelf.paths if path[0].parent not in shelf.entries]
+    paths = shelf.paths
     count = max(1, round(len(paths) * fraction))
     chosen = random.Random(seed).sample(paths, min(count, len(paths)))
-    keys = {entry.key for path in chosen for entry in path}
+    nodes = {(entry.parent, entry.token_ids) for path in chosen for entry in path}
+    keys = {key for key, each in shelf.entries.items() if (each.parent, each.token_ids) in nodes}
     checks: list[_Check] = []
 
     def new_store(identity: Identity) -> _Check:
@@ -126,9 +129,11 @@ def check(shelf: Shelf, args: EngineArgs, fraction: float = 1.0, seed: int = 0) 
     for path in chosen:
         token_ids = [token_id for entry in path for token_id in entry.token_ids]
         params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
-        engine.add_request(token_ids, params, cache_salt=path[0].parent.hex())
+        fitting = token_ids[: engine.max_model_len - 1]
+        engine.add_request(fitting, params, cache_salt=path[0].parent.hex())
         while engine.has_work:
             engine.step()
+    checks[0].verdict.num_left = len(checks[0].left)
     return checks[0].verdict
 
 

@@ -37,16 +37,21 @@ def settings_of(name: str) -> Mapping[str, Any] | None:
     return {"method": method, **fixed}
 
 
+def questions_of(path: Path) -> Iterator[Any]:
+    """Yield the questions of a file."""
+    opened = lzma.open if path.suffix == ".xz" else open
+    with opened(path, "rt", encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
+
+
 def read_questions(path: Path, groups: Sequence[str], most: int) -> dict[str, list[str]]:
     """Return the first turns of at most ``most`` questions of each group, spread evenly."""
-    opened = lzma.open if path.suffix == ".xz" else open
     found: dict[str, list[str]] = {}
-    with opened(path, "rt", encoding="utf-8") as lines:
-        for question in map(json.loads, lines):
-            category = question["category"]
-            group = category if category in OF_SPEC_BENCH else "mt_bench"
-            if not groups or group in groups:
-                found.setdefault(group, []).append(question["turns"][0])
+    for question in questions_of(path):
+        category = question["category"]
+        group = category if category in OF_SPEC_BENCH else "mt_bench"
+        if not groups or group in groups:
+            found.setdefault(group, []).append(question["turns"][0])
     return {group: each[:: max(1, len(each) // most)][:most] for group, each in found.items()}
 
 

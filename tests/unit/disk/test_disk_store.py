@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from forks import exit_code_of_child
 
 from mie.base.cache_dir import CacheError
 from mie.disk import store as store_module
@@ -36,7 +37,7 @@ def blocks_of(tokens: list[int], salt: str | None = None) -> list[Block]:
     for start in range(0, len(tokens), 2):
         pair = (tokens[start], tokens[start + 1])
         parent, key = key, child(key, pair)
-        found.append(Block(key, "block", parent, pair, bytes([tokens[start]]) * 100))
+        found.append(Block(key, "block", parent, start, pair, bytes([tokens[start]]) * 100))
     return found
 
 
@@ -187,7 +188,7 @@ def test_a_newer_format_is_refused_by_its_number(tmp_path: Path):
     data = bytearray(path.read_bytes())
     data[len(MAGIC) - 1] = 9
     path.write_bytes(data)
-    with pytest.raises(Damaged, match="format version 9 is not version 1"):
+    with pytest.raises(Damaged, match="format version 9 is not version 2"):
         read_index(path)
 
 
@@ -279,3 +280,89 @@ def test_files_of_a_killed_process_are_removed(tmp_path: Path):
     left.write_text("{")
     open_store(tmp_path).close()
     assert not left.exists()
+
+
+def test_a_segment_has_its_name_when_it_is_complete(tmp_path: Path):
+    def blocks():
+        for block in blocks_of([1, 2, 3, 4]):
+            yield block
+            assert not [*tmp_path.glob(f"*{SUFFIX}")]
+
+    write_segment(tmp_path / f"a{SUFFIX}", blocks())
+    assert len(read_index(tmp_path / f"a{SUFFIX}")) == 2
+
+
+def test_bytes_behind_the_footer_are_refused(tmp_path: Path):
+    path = tmp_path / f"a{SUFFIX}"
+    write_segment(path, blocks_of([1, 2]))
+    data = path.read_bytes()
+    path.write_bytes(data + data[-48:])
+    with pytest.raises(Damaged, match="torn"):
+        read_index(path)
+
+
+def test_a_key_with_other_tokens_is_not_found(tmp_path: Path):
+    (block,) = blocks_of([1, 2])
+    store = open_store(tmp_path)
+    store.write(replace(block, token_ids=(3, 4)))
+    store.close()
+    store = open_store(tmp_path)
+    assert contents(store, [1, 2]) == []
+    store.close()
+
+
+def test_blocks_that_begin_alike_have_own_keys(tmp_path: Path):
+    store = open_store(tmp_path)
+    write(store, [1, 2, 5, 6])
+    write(store, [1, 3, 5, 6])
+    store.close()
+    assert store.stats.num_written == 4
+    store = open_store(tmp_path)
+    assert len(contents(store, [1, 2, 5, 6])) == len(contents(store, [1, 3, 5, 6])) == 2
+    assert contents(store, [5, 6]) == []
+    store.close()
+
+
+def test_a_forked_child_only_reads(tmp_path: Path):
+    store = open_store(tmp_path)
+
+    def read_in_child() -> None:
+        assert not store.is_writing
+        write(store, [1, 2])
+        assert contents(store, [1, 2]) == []
+        assert not store.is_writing
+
+    assert exit_code_of_child(read_in_child) == 0
+    write(store, [1, 2])
+    store.close()
+    assert store.stats.num_written == 1
+
+
+def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path):
+    store = open_store(tmp_path)
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write_end)
+        os.read(read_end, 1)  # until the parent is done
+        os._exit(0)
+    os.close(read_end)
+    store.close()
+    other = open_store(tmp_path)
+    is_writing = other.is_writing
+    other.close()
+    os.close(write_end)
+    os.waitpid(child, 0)
+    assert is_writing
+
+
+def test_blocks_without_their_beginning_are_on_no_path(tmp_path: Path):
+    blocks = blocks_of([1, 2, 3, 4])
+    for block in blocks:
+        store = open_store(tmp_path)
+        store.write(block)
+        store.close()
+    sorted(tmp_path.rglob(f"*{SUFFIX}"))[0].unlink()
+    (shelf,) = shelves(tmp_path)
+    assert [entry.position for entry in shelf.blocks] == [2]
+    assert shelf.paths == shelf.roots == []
