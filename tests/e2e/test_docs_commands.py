@@ -40,6 +40,7 @@ NOT_RUN = {
     r"^export|--host 0\.0\.0\.0": "opens the machine to its network",
     r"^make |^\. |^git (?!diff)|python -m (pytest|mypy|scripts)": "is for a checkout",
     r"^python scripts/(?!benchmark\.py$)|^mie sim cluster|^mie doctor --compile": "takes minutes",
+    r"^mie learn check": "needs a learner's answer; test_learn.py runs it",
     r"^python (examples|docs/tutorial)/": "test_examples.py and test_tutorial.py run it",
 }
 """Expressions over the commands that are not run, and the reasons."""

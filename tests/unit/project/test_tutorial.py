@@ -9,12 +9,13 @@ from pathlib import Path
 from types import ModuleType
 
 import naive
+import numpy as np
 import pytest
 
 from mie import LLM, SamplingParams
 
 FOLDER = Path(__file__).parents[3] / "docs" / "tutorial"
-NUMBERS = range(1, 7)
+NUMBERS = range(1, 10)
 PROMPTS = [[5, 6, 7, 8, 9, 1, 2], [5, 6, 7, 8, 4], [11], [5, 6, 7, 8, 9, 1, 2, 3, 30, 31]]
 COUNT = 9
 
@@ -78,17 +79,45 @@ def test_step_4_gives_each_sequence_the_same_tokens_as_alone(steps: Steps):
 
 @pytest.mark.parametrize("budget", [1, 3, 40])
 @pytest.mark.parametrize("num_blocks", [9, 12, 40])
-@pytest.mark.parametrize("number", [5, 6])
-def test_steps_5_and_6_give_the_same_tokens_with_any_amount_of_memory(
+@pytest.mark.parametrize("number", [5, 6, 9])
+def test_engines_give_the_same_tokens_with_any_amount_of_memory(
     steps: Steps, number: int, num_blocks: int, budget: int
 ):
-    pools = {5: steps.modules[3].Pool, 6: steps.modules[6].SharingPool}
-    engines = {5: steps.modules[5].Engine, 6: steps.modules[6].SharingEngine}
-    pool = pools[number](steps.model, num_blocks, block_size=2)
+    pools = {6: steps.modules[6].SharingPool}
+    names = {5: "Engine", 6: "SharingEngine", 9: "ShortestFirst"}
+    engine_class = getattr(steps.modules[number], names[number])
+    pool = pools.get(number, steps.modules[3].Pool)(steps.model, num_blocks, block_size=2)
     seqs = steps.sequences()
-    steps.complete(engines[number](steps.model, pool, budget), list(seqs))
+    steps.complete(engine_class(steps.model, pool, budget), list(seqs))
     assert [seq.tokens for seq in seqs] == [steps.expected(prompt) for prompt in PROMPTS]
     assert sorted(pool.free) == list(range(num_blocks))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_step_7_gives_the_logits_of_the_dequantised_weights(steps: Steps, bits: int):
+    step = steps.modules[7]
+    model, tokens = steps.modules[1].load(), [0, 5, 6, 7]
+    small = step.QuantisedModel(model, bits)
+    wide = {name: step.dequantise(*packed) for name, packed in small.packed.items()}
+    assert all(np.abs(wide[n] - model.weights[n]).max() < 0.5 / bits for n in wide)
+    same = steps.modules[1].Model(model.config, {**small.weights, **wide})
+
+    def attend(layer, q, k, v):
+        return steps.modules[1].attention(q, k, v)
+
+    logits = [each.forward(tokens, range(4), attend) for each in (small, same)]
+    np.testing.assert_allclose(*logits, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("most", [0, 1, 4])
+def test_step_8_gives_the_same_tokens_with_drafts(steps: Steps, most: int):
+    for prompt in PROMPTS:
+        pool = steps.modules[3].Pool(steps.model, num_blocks=14, block_size=2)
+        seq = steps.modules[3].Sequence("A", prompt * 2, COUNT)
+        taken = steps.modules[8].generate(steps.model, pool, seq, most)
+        assert seq.tokens == steps.expected(prompt * 2)
+        assert len(taken) + sum(right for _, right in taken) == COUNT
+        assert len(seq.table) == -(-seq.num_computed // 2)
 
 
 def test_the_engine_generates_the_text_on_the_first_page(steps: Steps):

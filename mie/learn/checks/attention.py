@@ -1,0 +1,244 @@
+"""Check attention without a cache, and with one: exercises 1 and 2."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mie.learn.probe import Broken, Probe, text_of, wrong_row
+
+_HEADS = "heads / kv_heads neighbouring query heads share a head of keys and values."
+
+
+def check_1(step: Any, solutions: Mapping[int, Any]) -> None:
+    """Check `attention` and `generate` of step 1."""
+    _attention(step.attention)
+    _generate(step.generate, whole=True)
+
+
+def check_2(step: Any, solutions: Mapping[int, Any]) -> None:
+    """Check `Cache.attend` and `generate` of step 2."""
+    _cache(step)
+    _generate(step.generate, whole=False)
+
+
+def _weights(attention: Any, n: int, s: int) -> Any:
+    """Return the weights [n, s] with equal scores, read from one-hot values."""
+    v = np.eye(s)[:, None]
+    with np.errstate(all="ignore"):
+        out = attention(np.zeros((n, 1, s)), np.zeros((s, 1, s)), v)
+    if np.shape(out) != (n, 1, s):
+        raise Broken(
+            "shape of attention",
+            f"attention returned an array of shape {np.shape(out)} for {n} queries of 1 head with "
+            f"{s} numbers.",
+            "The result is [n, heads, dim], the shape of q.",
+        )
+    return np.asarray(out)[:, 0]
+
+
+def _attention(attention: Any) -> None:
+    for n, s in [(3, 3), (2, 5)]:
+        weights = _weights(attention, n, s)
+        for i, row in enumerate(weights):
+            position, case = s - n + i, f"{n} queries and {s} keys"
+            seen = f"With {case}, query {i} (position {position})"
+            if not np.isfinite(row).all() or row[position] == 0:
+                raise Broken(
+                    "own key missing" if s == n else "queries are the last",
+                    f"{seen} does not read its own key.",
+                    "A query reads the keys at positions up to its own, and its own too (<=)."
+                    if s == n
+                    else "The queries are the last n of the s tokens, so query i has position "
+                    "s - n + i.",
+                )
+            if row[position + 1 :].any():
+                raise Broken(
+                    "mask shows the future",
+                    f"{seen} reads the key at position {position + 1}, which comes later.",
+                    "A query reads the keys at positions up to its own, and none after it.",
+                )
+            if not row[: position + 1].all():
+                raise Broken(
+                    "keys missing",
+                    f"{seen} does not read all keys before it.",
+                    "A query reads all keys at positions up to its own.",
+                )
+            if abs(row.sum() - 1) > 1e-6:
+                raise Broken(
+                    "softmax axis",
+                    f"{seen} has weights with the sum {row.sum():.3g}.",
+                    "The weights of a query over all of its keys have the sum 1. Divide by the sum "
+                    "over the last axis, the keys.",
+                )
+    heads = np.zeros((1, 4, 2)), np.zeros((1, 2, 2)), np.array([[[1.0, 1], [2, 2]]])
+    read = [float(x) for x in np.asarray(attention(*heads))[0, :, 0]]
+    if read != [1, 1, 2, 2]:
+        raise Broken(
+            "heads alternate" if read == [1, 2, 1, 2] else "heads",
+            f"With 4 query heads and 2 heads of keys, the query heads read the heads "
+            f"{', '.join(f'{x - 1:g}' for x in read)}; 0, 0, 1, 1 is right.",
+            f"{_HEADS} np.repeat does this, and np.tile does not.",
+        )
+    dim = 16
+    q, k, v = np.zeros((1, 1, dim)), np.zeros((2, 1, dim)), np.eye(dim)[:2, None]
+    q[0, 0, 0] = k[1, 0, 0] = 4.0
+    low, high = np.asarray(attention(q, k, v))[0, 0, :2]
+    factor = np.log(high / low) / 16 if low > 0 else np.inf
+    if abs(factor - 0.25) > 1e-6:
+        raise Broken(
+            "scores not scaled" if abs(factor - 1) < 1e-6 else "scale of scores",
+            f"With dim {dim}, the scores are q · k times {factor:.4g}; q · k / sqrt({dim}) is "
+            f"right.",
+            "Divide the scores by the square root of dim, the size of a head.",
+        )
+    q[0, 0, 0] = k[1, 0, 0] = 400.0
+    with np.errstate(all="ignore"):
+        out = np.asarray(attention(q, k, v))
+    if not np.isfinite(out).all():
+        raise Broken(
+            "exp overflows",
+            "With a score of 40,000 the result is NaN.",
+            "Subtract the largest score before exp. The weights do not change, and exp stays at "
+            "most 1.",
+        )
+
+
+def _generate(generate: Any, whole: bool) -> None:
+    prompt, count = text_of("A", 5), 4
+    text = text_of("A", 5 + count)
+    probe, given = Probe({"A": [*text, *text_of("A", 12, text)[len(text) :]]}), list(prompt)
+    tokens = generate(probe, given, count)
+    check_result(tokens, text, prompt)
+    if given != prompt:
+        raise Broken(
+            "prompt changed",
+            "generate has appended to the caller's list.",
+            "generate returns a new list. Begin with tokens = list(prompt).",
+        )
+    least = len(text) - 1
+    if not whole and len(probe.entries) > least:
+        raise Broken(
+            "computed again",
+            f"For {len(text)} tokens the model computed {len(probe.entries)}; {least} are enough.",
+            "Each token is computed once. After a pass, cache.length counts the stored tokens, and "
+            "the next pass computes only tokens[cache.length:].",
+        )
+
+
+def check_result(tokens: Any, text: list[int], prompt: list[int]) -> None:
+    """Compare a returned text with the right one."""
+    if tokens is None:
+        raise Broken(
+            "returns nothing",
+            "generate returned None.",
+            "It returns the list of the tokens of the prompt and the new ones.",
+        )
+    tokens = [int(token) for token in tokens]
+    if tokens == text[len(prompt) :]:
+        raise Broken(
+            "prompt left out",
+            "generate returned the new tokens without the prompt.",
+            "It returns the tokens of the prompt, and then the new ones.",
+        )
+    if len(tokens) != len(text) and tokens[: len(text)] == text[: len(tokens)]:
+        raise Broken(
+            "number of tokens",
+            f"generate returned {len(tokens) - len(prompt)} new tokens for a count of "
+            f"{len(text) - len(prompt)}.",
+            "Each pass appends one token, and there are ``count`` passes.",
+        )
+    at = next((i for i, (a, b) in enumerate(zip(tokens, text, strict=False)) if a != b), None)
+    if at is not None:
+        raise wrong_row("A", tokens[at], at, {"A": text})
+
+
+def _cache(step: Any) -> None:
+    """Check `Cache.attend` with random keys, and the number of keys that it lets queries read."""
+    probe = Probe({"A": text_of("A", 9)})
+    cache = step.Cache(probe, 6)
+    plain = getattr(step, "attention", None)
+    rng = np.random.default_rng(0)
+    dim = probe.config["head_dim"]
+    for begin, n in [(0, 3), (3, 1)]:
+        cache.length = begin
+        for layer in range(2):
+            q, k, v = rng.normal(size=(n, 2, dim)), *rng.normal(size=(2, n, 1, dim))
+            before = cache.k.copy()
+            if plain:
+                step.attention = _counting(plain, begin, n)
+            try:
+                out = cache.attend(layer, q, k, v)
+            finally:
+                if plain:
+                    step.attention = plain
+            _stored(cache, before, layer, begin, k, v)
+            if out is None:
+                raise Broken(
+                    "returns nothing",
+                    "attend returned None.",
+                    "It returns the attention of the new queries, with the shape of q.",
+                )
+
+
+def _counting(attention: Any, begin: int, n: int) -> Any:
+    """Return an attention that refuses a wrong number of keys."""
+
+    def counted(q: Any, k: Any, v: Any) -> Any:
+        case = f"{begin} tokens were stored and {n} are new: attention got {len(k)} keys."
+        if len(k) > begin + n:
+            raise Broken(
+                "empty slots",
+                case,
+                "Cut the keys off at length + n. The places behind them hold no key, and would "
+                "take "
+                "part in the softmax.",
+            )
+        if len(k) == n < begin + n:
+            raise Broken(
+                "only the new keys",
+                case,
+                "New queries read all stored keys of their sequence, the earlier ones too.",
+            )
+        if len(k) < begin + n:
+            raise Broken(
+                "new keys not read",
+                case,
+                "The new queries also read the new keys: length + n places.",
+            )
+        return attention(q, k, v)
+
+    return counted
+
+
+def _stored(cache: Any, before: Any, layer: int, begin: int, k: Any, v: Any) -> None:
+    end = begin + len(k)
+    if cache.length != begin:
+        raise Broken(
+            "length changed in a pass",
+            f"After layer {layer}, cache.length is {cache.length}, and it was {begin}.",
+            "Every layer calls attend once in a pass. If length changes, the next layer stores its "
+            "keys elsewhere. Change it after model.forward.",
+        )
+    if (cache.k[1 - layer] != before[1 - layer]).any():
+        raise Broken(
+            "layers mixed",
+            f"attend of layer {layer} has changed keys of layer {1 - layer}.",
+            "Each layer has keys and values of its own: self.k[layer].",
+        )
+    if not (cache.k[layer, begin:end] == k).all():
+        places = [i for i in range(len(cache.k[layer])) if (cache.k[layer, i] == k[0]).all()]
+        where = f"at place {places[0]}" if places else "nowhere"
+        raise Broken(
+            "stored at a wrong place",
+            f"With length {begin}, the first new key of layer {layer} was stored {where}.",
+            "New keys and values lie behind the stored ones, at places length to length + n.",
+        )
+    if not (cache.v[layer, begin:end] == v).all():
+        is_keys = (cache.v[layer, begin:end] == k).all()
+        raise Broken(
+            "keys as values" if is_keys else "values not stored",
+            f"self.v of layer {layer} does not hold the new values"
+            + (", but the keys." if is_keys else "."),
+            "Keys and values are stored apart: k in self.k, and v in self.v.",
+        )

@@ -1,0 +1,292 @@
+"""Check shared blocks and copy-on-write: exercise 6."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mie.learn.checks.engine import Driver
+from mie.learn.probe import Broken, Probe, text_of
+
+_PREFIX = list(range(900, 908))
+
+
+def check_6(step: Any, solutions: Mapping[int, Any]) -> None:
+    """Check the pool and the engine of step 6."""
+    sequence_class = solutions[3].Sequence
+    _drop(step)
+    _share(step, sequence_class)
+    _publish(step, sequence_class)
+    _grow(step, sequence_class)
+    _run(step, sequence_class, num_blocks=20)
+    _run(step, sequence_class, num_blocks=7)
+
+
+def _pool(step: Any, num_blocks: int = 8) -> Any:
+    pool = step.SharingPool(Probe({}), num_blocks, 4)
+    rng = np.random.default_rng(0)
+    pool.k[:], pool.v[:] = rng.normal(size=pool.k.shape), rng.normal(size=pool.v.shape)
+    return pool
+
+
+def _drop(step: Any) -> None:
+    pool = _pool(step)
+    block = pool.take()
+    pool.holders[block] = 2
+    pool.known[1, 2, 3, 4] = block
+    pool.drop(block)
+    if block in pool.free:
+        raise Broken(
+            "block freed too early",
+            f"Block {block} had two holders, one dropped it, and it is in the free list.",
+            "A block is free only after its last holder has dropped it. The next sequence that "
+            "takes "
+            "it would write over the keys that the other holder reads.",
+        )
+    if pool.holders[block] != 1:
+        raise Broken(
+            "holder not counted",
+            f"Block {block} had two holders, one dropped it, and the count is "
+            f"{pool.holders[block]}.",
+            "drop removes one holder.",
+        )
+    if (1, 2, 3, 4) not in pool.known:
+        raise Broken(
+            "known block forgotten",
+            f"Block {block} still has a holder, and is not known any more.",
+            "A block is forgotten when it is freed, not before.",
+        )
+    pool.drop(block)
+    if pool.free.count(block) != 1:
+        raise Broken(
+            "block lost" if block not in pool.free else "block freed twice",
+            f"The last holder of block {block} dropped it, and it is {pool.free.count(block)} "
+            f"times "
+            "in the free list.",
+            "After the last holder, the block goes back to the free list once.",
+        )
+    if pool.known:
+        raise Broken(
+            "freed block still known",
+            f"Block {block} is free, and known still finds it.",
+            "Other keys will be written into a free block. So forget it, or a later request reads "
+            "keys of another text.",
+        )
+
+
+def _publish(step: Any, sequence_class: Any) -> None:
+    pool, seq = _pool(step), sequence_class("A", text_of("A", 12), 9)
+    seq.table, seq.num_computed = [3, 1, 6], 11
+    first, second = tuple(seq.tokens[:4]), tuple(seq.tokens[:8])
+    pool.known[first] = 0
+    pool.publish(seq)
+    if any(block == 6 for block in pool.known.values()):
+        raise Broken(
+            "partial block published",
+            "11 tokens are computed in blocks of 4, and publish has published the third block.",
+            "Only full blocks are published: num_computed // block_size. A block that is still "
+            "written cannot be shared this way.",
+        )
+    if tuple(seq.tokens[4:8]) in pool.known:
+        raise Broken(
+            "key of the block alone",
+            "publish knows the second block by its own 4 tokens.",
+            "The key is all tokens from the beginning of the text to the end of the block. The "
+            "same "
+            "4 tokens after another beginning have other keys and values.",
+        )
+    if pool.known.get(first) != 0:
+        raise Broken(
+            "published again",
+            "Block 0 was known for the first 4 tokens, and publish has replaced it by block 3.",
+            "A key that is known keeps its block: setdefault.",
+        )
+    if pool.known.get(second) != 1 or len(pool.known) != 2:
+        raise Broken(
+            "full block not published",
+            f"11 tokens are computed, and {len(pool.known)} of 2 full blocks are known.",
+            "Block i is known by the tuple of the first (i + 1) * block_size tokens.",
+        )
+
+
+def _share(step: Any, sequence_class: Any) -> None:
+    text = text_of("A", 20)
+    for length, right in [(9, 2), (8, 1), (4, 0), (12, 2), (7, 1)]:
+        pool, seq = _pool(step), sequence_class("A", text[:length], 9)
+        pool.known = {tuple(text[:4]): 5, tuple(text[:8]): 2}
+        pool.holders[5] = pool.holders[2] = 1
+        pool.free = [0, 1, 3, 4, 6, 7]
+        pool.share(seq)
+        case = f"For {length} tokens and 2 known blocks of 4, share gave the table {seq.table}"
+        if len(seq.table) * 4 >= length:
+            raise Broken(
+                "nothing left to compute",
+                f"{case}, and no token is left.",
+                "At least one token is computed. Without it there are no logits to choose the next "
+                "token from: < and not <=.",
+            )
+        if seq.table != [5, 2][:right]:
+            raise Broken(
+                "known block not shared",
+                f"{case}; {[5, 2][:right]} is right.",
+                "Add block after block, as long as all tokens up to its end are known.",
+            )
+        if seq.num_computed != 4 * right:
+            raise Broken(
+                "computed not counted",
+                f"{case}, and num_computed {seq.num_computed}.",
+                "The tokens of shared blocks are computed: num_computed is at their end.",
+            )
+        if any(pool.holders[block] != 2 for block in seq.table):
+            raise Broken(
+                "holder not counted",
+                f"{case}, and block {seq.table[0]} has {pool.holders[seq.table[0]]} holder.",
+                "Each table that has a block counts as one holder. Otherwise the block is freed "
+                "too "
+                "early, when the first one leaves.",
+            )
+
+
+def _grow(step: Any, sequence_class: Any) -> None:
+    def made(num_computed: int, holders: tuple[int, int], free: list[int]) -> tuple[Any, Any]:
+        pool, seq = _pool(step), sequence_class("A", text_of("A", 9), 9)
+        seq.table, seq.num_computed = [3, 1], num_computed
+        pool.holders[3], pool.holders[1] = holders
+        pool.free = list(free)
+        return pool, seq
+
+    pool, seq = made(6, (2, 2), [6, 0])
+    k, v, other = pool.k.copy(), pool.v.copy(), [3, 1]
+    result = pool.grow(seq, 7)
+    seen = "6 tokens are computed in blocks 3 and 1, and both blocks have another holder: "
+    if seq.table == other:
+        raise Broken(
+            "shared block written",
+            f"{seen}after grow the table is still {seq.table}.",
+            "A block with another holder is copied before it is written. Otherwise the other "
+            "holder reads keys of another text.",
+        )
+    if seq.table[0] != 3:
+        raise Broken(
+            "wrong block copied",
+            f"{seen}after grow the table is {seq.table}.",
+            "Only the block that is written next is copied: index num_computed // block_size.",
+        )
+    new = seq.table[1]
+    if (pool.k[:, 1] != k[:, 1]).any() or (pool.v[:, 1] != v[:, 1]).any():
+        raise Broken(
+            "copied the wrong way",
+            f"{seen}block 1 itself has changed.",
+            "The new block gets the contents of the old one: self.k[:, new] = self.k[:, old].",
+        )
+    if (pool.k[:, new] != k[:, 1]).any() or (pool.v[:, new] != v[:, 1]).any():
+        is_half = (pool.k[:, new] == k[:, 1]).all() or (pool.v[:, new] == v[:, 1]).all()
+        layers = (pool.k[:1, new] == k[:1, 1]).all() and (pool.v[:1, new] == v[:1, 1]).all()
+        what = "only the keys or the values" if is_half else "only a layer" if layers else "nothing"
+        raise Broken(
+            "copy is not complete",
+            f"{seen}the new block {new} got {what} of block 1.",
+            "Copy keys and values of all layers, from the old block, before the table names the "
+            "new one.",
+        )
+    if pool.holders[1] != 1 or pool.holders[new] != 1:
+        raise Broken(
+            "old block not dropped" if pool.holders[1] == 2 else "holder not counted",
+            f"{seen}after the copy, block 1 has {pool.holders[1]} holders, and block {new} has "
+            f"{pool.holders[new]}.",
+            "The sequence leaves the old block (drop), and holds the new one. Otherwise the old "
+            "block is never freed.",
+        )
+    if not result:
+        raise Broken(
+            "grow returns nothing",
+            f"grow copied a block and returned {result!r}.",
+            "grow returns True if the sequence has its blocks.",
+        )
+    _other_growths(made)
+
+
+def _other_growths(made: Any) -> None:
+    pool, seq = made(6, (2, 1), [6, 0])
+    pool.grow(seq, 7)
+    if seq.table != [3, 1] or pool.free != [6, 0]:
+        raise Broken(
+            "copied without need",
+            f"Block 1 has one holder, and grow made the table {seq.table} of [3, 1].",
+            "A block with one holder is written in place.",
+        )
+    pool, seq = made(8, (2, 2), [6, 0])
+    pool.grow(seq, 9)
+    if len(seq.table) != 3 or seq.table[:2] != [3, 1]:
+        raise Broken(
+            "wrong block copied",
+            f"8 tokens fill blocks 3 and 1, and grow for 9 tokens made the table {seq.table}.",
+            "The next token is written at position num_computed, into a new block. Full blocks are "
+            "never written, so they stay shared.",
+        )
+    pool, seq = made(6, (2, 2), [])
+    result = pool.grow(seq, 7)
+    if result is None or result or seq.table != [3, 1] or pool.holders[1] != 2:
+        raise Broken(
+            "all or nothing",
+            f"No block is free for the copy: grow returned {result!r}, with the table {seq.table}.",
+            "If no block is free, return False and change nothing. The scheduler then preempts.",
+        )
+
+
+def _run(step: Any, sequence_class: Any, num_blocks: int) -> None:
+    names = "ABC"
+    texts = {name: text_of(name, 30, prefix=_PREFIX) for name in names}
+    probe = Probe(texts)
+    pool = step.SharingPool(probe, num_blocks, 4)
+    driver = Driver(step.SharingEngine, pool, probe, budget=16, is_shared=True)
+    a, b = (sequence_class(name, texts[name][:11], 7) for name in "AB")
+    driver.add(a)
+    driver.step()
+    driver.add(b)
+    driver.step()
+    texts["D"] = text_of("D", 30, prefix=a.tokens[:-1])
+    child = driver.engine.fork(a, "D", texts["D"][len(a.tokens) - 1])
+    _forked(driver, a, child)
+    driver.seqs.append(child)
+    driver.run({driver.num_steps + 1: [sequence_class("C", texts["C"][:9], 5)]})
+
+
+def _forked(driver: Driver, parent: Any, child: Any) -> None:
+    if child is None:
+        raise Broken("fork returns nothing", "fork returned None.", "It returns the child.")
+    if child.table is parent.table:
+        raise Broken(
+            "one table for two",
+            "After fork, parent and child have the same list as their table.",
+            "The child has a table of its own, list(seq.table). Otherwise a block of one is a "
+            "block "
+            "of both.",
+        )
+    for field in ("max_tokens", "num_computed", "table"):
+        mine, right = getattr(child, field), getattr(parent, field)
+        if mine != right:
+            raise Broken(
+                "child differs",
+                f"After fork, {field} of the child is {mine}; {right} is right.",
+                "The child differs from its parent in the last token only: the keys before it are "
+                "stored.",
+            )
+    if child not in driver.engine.running:
+        raise Broken(
+            "sequence lost", "After fork, the child is not running.", "The child runs at once."
+        )
+    if child.tokens[:-1] != parent.tokens[:-1] or child.tokens[-1] // 100 != 4:
+        raise Broken(
+            "child differs",
+            f"After fork, the child ends with the token {child.tokens[-1]}.",
+            "``token`` replaces the last token of the parent.",
+        )
+    few = [block for block in child.table if driver.pool.holders[block] < 2]
+    if few:
+        raise Broken(
+            "holder not counted",
+            f"After fork, block {few[0]} is in two tables and has one holder.",
+            "Each table that has a block counts as one holder. Otherwise the block is freed too "
+            "early, when the first one leaves.",
+        )

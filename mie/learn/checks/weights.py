@@ -1,0 +1,150 @@
+"""Check rounded weights and their products: exercise 7."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mie.learn.probe import Broken
+
+_GROUP = 16
+_SCALE = "scale = (largest absolute weight of the group) / (2**(bits - 1) - 1)"
+
+
+def check_7(step: Any, solutions: Mapping[int, Any]) -> None:
+    """Check `quantise` and `product` of step 7."""
+    for bits in (8, 4):
+        _quantise(step.quantise, bits)
+    _product(step.product)
+
+
+def _weights() -> Any:
+    weight = np.random.default_rng(0).normal(size=(6, 3 * _GROUP))
+    weight[:, _GROUP:] *= 4
+    weight[1, :_GROUP] = -np.abs(weight[1, :_GROUP])
+    return weight
+
+
+def _quantise(quantise: Any, bits: int) -> None:
+    weight, most = _weights(), 2 ** (bits - 1) - 1
+    codes, scales = (np.asarray(each) for each in quantise(weight.copy(), bits))
+    if codes.shape != weight.shape or scales.shape != (6, 3) or codes.dtype != np.int8:
+        raise Broken(
+            "shapes of the codes",
+            f"For weights {weight.shape}, codes are {codes.shape} as {codes.dtype}, and scales "
+            f"{scales.shape}.",
+            "codes is [N, K] as int8, and scales [N, K / GROUP].",
+        )
+    groups = weight.reshape(6, 3, _GROUP)
+    right = np.abs(groups).max(-1) / most
+    ratio = scales / right
+    if not np.allclose(ratio, 1):
+        raise _wrong_scale(weight, scales, right, bits)
+    errors = np.abs(codes.reshape(groups.shape) * scales[..., None] - groups) / scales[..., None]
+    if errors.max() > 0.5 + 1e-9:
+        is_cut = errors.max() < 1
+        raise Broken(
+            "cut off, not rounded" if is_cut else "wrong codes",
+            f"With {bits} bits, a weight differs from code * scale by {errors.max():.2f} of a "
+            f"scale.",
+            "code = weight / scale, rounded to the nearest integer, so the error is at most half a "
+            "scale. astype alone cuts the fraction off: use np.rint.",
+        )
+    weight[2, _GROUP : 2 * _GROUP] = 0
+    rule = "A group of zeros has the scale 0 and the codes 0. Divide by 1 there."
+    with np.errstate(all="raise"):
+        try:
+            codes, scales = quantise(weight, bits)
+        except FloatingPointError as error:
+            seen = f"A group of zeros divides by zero: {error}."
+            raise Broken("group of zeros", seen, rule) from error
+    zeros = np.asarray(codes)[2, _GROUP : 2 * _GROUP]
+    if zeros.any() or scales[2, 1] != 0:
+        seen = f"A group of zeros got the scale {scales[2, 1]} and codes such as {zeros[0]}."
+        raise Broken("group of zeros", seen, rule)
+
+
+def _wrong_scale(weight: Any, scales: Any, right: Any, bits: int) -> Broken:
+    most = 2 ** (bits - 1) - 1
+    groups = weight.reshape(6, 3, _GROUP)
+    strided = weight.reshape(6, _GROUP, 3).transpose(0, 2, 1)
+    if np.allclose(scales / right, most / (most + 1)):
+        return Broken(
+            "code overflows",
+            f"With {bits} bits, scale is largest / {most + 1}, so the largest weight has the code "
+            f"{most + 1}.",
+            f"{_SCALE}. int8 ends at 127: 128 becomes -128.",
+        )
+    if np.allclose(scales, groups.max(-1) / most):
+        return Broken(
+            "sign of the largest",
+            "A group of negative weights got a scale from its largest weight, not its largest "
+            "absolute weight.",
+            f"{_SCALE}.",
+        )
+    if np.allclose(scales, scales[:, :1]):
+        return Broken(
+            "one scale for a row",
+            "All groups of a row have one scale.",
+            "Each group of GROUP neighbouring inputs has a scale of its own, so one large weight "
+            "does not make the others coarse.",
+        )
+    if np.allclose(scales, np.abs(strided).max(-1) / most):
+        return Broken(
+            "inputs of a group",
+            "A group takes every third input.",
+            "A group is GROUP neighbouring inputs: reshape(N, -1, GROUP).",
+        )
+    return Broken("wrong scale", f"scales[0] is {scales[0]}; {right[0]} is right.", f"{_SCALE}.")
+
+
+def _product(product: Any) -> None:
+    rng = np.random.default_rng(1)
+    codes = rng.integers(-127, 128, (5, 3 * _GROUP)).astype(np.int8)
+    scales = rng.uniform(0.5, 2, (5, 3))
+    weight = codes * scales.repeat(_GROUP, 1)
+    x = rng.normal(size=(2, 3 * _GROUP))
+    for case in (np.eye(3 * _GROUP), x):
+        out = np.asarray(product(case.copy(), codes.copy(), scales.copy()))
+        right = case @ weight.T
+        if out.shape != right.shape:
+            raise Broken(
+                "shape of the product",
+                f"x {case.shape} times codes {codes.shape} gave {out.shape}.",
+                "The product of x [T, K] and N rows of weights is [T, N].",
+            )
+        if np.allclose(out, right):
+            continue
+        if np.allclose(out, case @ codes.T.astype(float)):
+            raise Broken(
+                "scales left out",
+                "The product is that of the codes alone.",
+                "A weight is code * scale.",
+            )
+        if any(np.allclose(out, (case @ codes.T.astype(float)) * s) for s in _single(scales)):
+            raise Broken(
+                "one scale for a row",
+                "The product has one scale for all groups of a row.",
+                "Sum each group by itself, multiply each sum by its scale, and then add the "
+                "groups.",
+            )
+        if np.allclose(out, np.trunc(case) @ weight.T) or not np.allclose(
+            product(case * 0.5, codes, scales) * 2, out
+        ):
+            raise Broken(
+                "x became integers",
+                "x times 0.5 does not give half of the product.",
+                "Only the weights are integers. x stays a float: do not convert it, and do not let "
+                "int8 sums overflow.",
+            )
+        raise Broken(
+            "scale of another group",
+            f"For input 20, output 0 is {product(np.eye(3 * _GROUP), codes, scales)[20, 0]:.4g}; "
+            f"code * scale is {weight[0, 20]:.4g}.",
+            "Input j belongs to group j // GROUP, and output n to row n of the scales.",
+        )
+
+
+def _single(scales: Any) -> list[Any]:
+    """Return the rows of scales that a product without groups may use."""
+    return [scales[:, 0], scales[:, -1], scales.mean(1), scales.sum(1), scales.max(1)]
