@@ -15,6 +15,7 @@ from mie.events import Segment, Summary, read_log, summary_of
 from mie.events.replay import at
 from mie.lab.trace_blocks import percent, render_blocks
 from mie.lab.trace_perfetto import write_timeline
+from mie.lab.trace_request import story_of
 from mie.page.assets import RECORDED_RUNS, EmbeddedRun, page_html
 from mie.page.cells import NodeText
 from mie.page.recording import Recording
@@ -27,8 +28,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the requested view, and return 0."""
     if args.every is not None and args.every < 1:
         raise ConfigError(f"--every must be at least 1; got {args.every}")
-    if args.model is not None and args.html is None and args.page is None:
-        raise ConfigError("--model belongs to --html and --page; leave it out")
+    if args.model is not None and not (args.html or args.page or args.request):
+        raise ConfigError("--model belongs to --html, --page and --request; leave it out")
     if args.file is None:
         if args.html is None or args.model is not None:
             raise ConfigError("FILE is missing; give an event log (--trace of mie generate)")
@@ -37,6 +38,10 @@ def run(args: argparse.Namespace) -> int:
     segments = _noting_a_cut(args.file)
     if args.step is not None:
         print(render_blocks(at(segments, args.step)))
+    elif args.request is not None:
+        decode = None if args.model is None else _decoder(args.model)
+        for line in story_of(segments, args.request, decode):
+            print(line)
     elif args.perfetto is not None:
         with replacing(args.perfetto, "--perfetto", args.file) as file:
             num_events = write_timeline(segments, file)
@@ -129,7 +134,7 @@ def _table(segments: Iterator[Segment], every: int | None) -> Iterator[str]:
     first = next(segments)
     pool, numbers = first.snapshot, {number for number, _ in first.snapshot["sequences"]}
     steps: list[Summary] = []
-    num_hit = 0
+    num_hit = num_read = 0
     for segment in chain([first], segments):
         for record in (record for step in [*segment.steps, segment.rest] for record in step):
             match record:
@@ -137,6 +142,8 @@ def _table(segments: Iterator[Segment], every: int | None) -> Iterator[str]:
                     numbers.add(number)
                 case ("hit", _, _, int(num_full), int(num_partial), _):
                     num_hit += num_full + num_partial
+                case ("read", _, _, int(num_tokens)):
+                    num_read += num_tokens
         steps += map(summary_of, segment.steps)
     num_blocks, block_size = pool["num_blocks"], pool["block_size"]
     num_host = pool["num_host_blocks"]
@@ -154,6 +161,7 @@ def _table(segments: Iterator[Segment], every: int | None) -> Iterator[str]:
         count(len(steps), "step"),
         count(len(numbers), "request"),
         f"{count(num_tokens, 'token')} computed, {num_hit:,} hit",
+        *([f"{num_read:,} read from a disk"] if num_read else []),
         count(_sum(steps, "num_preempted"), "preemption"),
         f"peak {percent(peak, num_blocks)}",
     ]

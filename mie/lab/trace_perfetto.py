@@ -163,6 +163,12 @@ class _Timeline:
             case ("hit", seq, num_queried, num_full, num_partial, _):
                 args = {"queried": num_queried, "in full blocks": num_full, "copied": num_partial}
                 yield self._instant(seq, "prefix hit", args)
+            case ("depart", seq, position, reason, *_):
+                args = {"token": position, "reason": reason}
+                yield self._instant(seq, "departs from the cache", args)
+            case ("read", seq, host, num_tokens):
+                args = {"tokens": num_tokens, "blocks": len(host)}
+                yield self._instant(seq, "read from a disk", args)
             case ("prefill", seq, first, count, choices):
                 self._has_run = True
                 yield from self._end_span(seq, self._start)

@@ -53,6 +53,29 @@ def test_the_timeline_of_the_story(story: Path) -> None:
     assert timeline(story) == expected["traceEvents"]
 
 
+# The story of a request.
+
+
+def test_a_request_departs_and_is_read_from_a_disk(tmp_path: Path) -> None:
+    start, rule = "Tell me a story about Mia the otter, the {} and a bell.", "--max-tokens"
+    log, cache = tmp_path / "log", tmp_path / "cache"
+    prompts = [start.format(word) for word in ("mill", "lake")]
+    settings = ["--block-size", "8", rule, "1", "--prefix-cache-dir", cache, "--max-num-seqs", "1"]
+    mie("generate", *settings, prompts[0])
+    mie("generate", *settings, "--trace", log, *prompts)
+    told = "\n".join(output(log, "--request", "auto-0"))
+    assert "8 tokens in 1 block read from a disk" in told
+    told = "\n".join(output(log, "--request", "auto-1", "--model", "bundled"))
+    assert 'departs from the cache at token 11 of 17: other tokens; cached " mill' in told
+    assert ', got " lake and a' in told
+    assert "8 read from a disk" in output(log)[-1]
+
+
+def test_an_unknown_request_is_refused_with_those_there_are(story: Path) -> None:
+    message = error_line(mie("trace", story, "--request", "x"))
+    assert "--request 'x' is not in the log; its first requests are: 'a', 'b', 'c', 'd'" in message
+
+
 # The table.
 
 
