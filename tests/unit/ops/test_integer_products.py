@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -156,6 +157,17 @@ def test_a_product_equals_the_loop_of_fractions(form: Form):
         weight = quantised(form, 3, columns(form, least), seed)
         x = inputs(2, weight.shape[1], seed)
         assert same_bits(integer_linear(x, weight), wanted_product(x, weight))
+
+
+@pytest.mark.parametrize("form", [form for form in INTEGER_FORMS if not form.has_units], ids=str)
+def test_each_step_of_a_product_rounds_once(form: Form):
+    """Scales and offsets have all their bits, and few groups hide a rounding."""
+    rows, rng = quantised(form, 40, 40), np.random.default_rng(6)
+    planes = {"scales": rows.scales} | ({"offsets": rows.offsets} if form.has_offsets else {})
+    wide = {name: rng.normal(size=plane.shape).astype("f4") for name, plane in planes.items()}
+    weight = replace(rows, **wide)
+    x = rng.normal(size=(2, 40)).astype(np.float32)
+    assert same_bits(integer_linear(x, weight), wanted_product(x, weight))
 
 
 @pytest.mark.slow
