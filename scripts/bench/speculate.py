@@ -1,20 +1,35 @@
 """Measure generation with drafts and without, in turns, by groups of questions.
 
     python scripts/benchmark.py speculate MODEL --questions FILE [--groups qa,rag] [--temperature T]
+    python scripts/benchmark.py speculate MODEL --code [--groups edit,extraction,code]
     python scripts/benchmark.py speculate MODEL --row-costs
 
 FILE has the questions of Spec-Bench (https://github.com/hemingkx/Spec-Bench), as JSON lines, plain
 or compressed (.xz). A model answers each question in turn without drafts and with each setting, and
-the answers must be equal. The seconds are those after the first token of each request. With
---row-costs, it measures the time of steps of 1, 2, … rows (`mie/speculate/costs.py`).
+the answers must be equal. A method llama.cpp, or llama.cpp:7 for its lookup of seven tokens, takes
+the same GGUF file, and its answers are its own. The seconds are those after the first token of each
+request. --code asks about functions of Python's own library: 30 edits, 30 extractions and 30
+programs. With --row-costs, it measures the time of steps of 1, 2, … rows (mie/speculate/costs.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
+import calendar
+import colorsys
+import difflib
+import fnmatch
+import gettext
+import heapq
+import inspect
 import json
+import locale
 import lzma
+import shlex
+import statistics
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -55,6 +70,52 @@ def read_questions(path: Path, groups: Sequence[str], most: int) -> dict[str, li
     return {group: each[:: max(1, len(each) // most)][:most] for group, each in found.items()}
 
 
+MODULES = (
+    base64,
+    calendar,
+    colorsys,
+    difflib,
+    fnmatch,
+    gettext,
+    heapq,
+    locale,
+    shlex,
+    statistics,
+    textwrap,
+)
+LINES_OF_FUNCTION = range(12, 45)
+CODE_QUESTIONS = {
+    "edit": "Rewrite this Python function. Rename the parameter {name} to {name}_value, change "
+    "nothing else, and give the whole function.\n\n```python\n{source}```",
+    "extraction": "Copy each line of this Python function that contains `return` or `raise`, with "
+    "its line number.\n\n```python\n{source}```",
+    "code": "Write a Python function `{signature}` with this docstring, and then five tests of "
+    "it.\n\n{doc}",
+}
+
+
+def code_questions(groups: Sequence[str], most: int) -> dict[str, list[str]]:
+    """Return questions about documented functions of the standard library, by group."""
+    found: dict[str, list[str]] = {}
+    for module in MODULES:
+        for function_name, function in inspect.getmembers(module, inspect.isfunction):
+            if function.__module__ != module.__name__ or not function.__doc__:
+                continue
+            source, signature = inspect.getsource(function), inspect.signature(function)
+            if source.count("\n") not in LINES_OF_FUNCTION or not signature.parameters:
+                continue
+            for group, question in CODE_QUESTIONS.items():
+                if not groups or group in groups:
+                    text = question.format(
+                        name=next(iter(signature.parameters)),
+                        source=source,
+                        signature=f"{function_name}{signature}",
+                        doc=inspect.getdoc(function),
+                    )
+                    found.setdefault(group, []).append(text)
+    return {group: each[:most] for group, each in found.items()}
+
+
 def batches(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
     """Yield the items in batches."""
     for start in range(0, len(items), size):
@@ -87,10 +148,10 @@ class Side:
         """The number of steps of the group."""
         return self.llm.engine.stats.num_steps - self._num_steps
 
-    def answer(self, questions: Sequence[str], params: SamplingParams) -> list[list[int]]:
-        """Answer questions at once, and count the tokens and seconds after the first tokens."""
-        chats = [[{"role": "user", "content": each}] for each in questions]
-        outputs = self.llm.chat(chats, params, use_tqdm=False)
+    def answer(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[int]]:
+        """Answer prompts at once, and count the tokens and seconds after the first tokens."""
+        tokens_prompts = [{"prompt_token_ids": list(each)} for each in prompts]
+        outputs = self.llm.generate(tokens_prompts, params, use_tqdm=False)
         metrics = [each.metrics for each in outputs if each.metrics is not None]
         first = min(each.first_token_time or 0.0 for each in metrics)
         self.seconds += max(each.last_token_time or 0.0 for each in metrics) - first
@@ -99,10 +160,65 @@ class Side:
         return tokens
 
 
+class LlamaCpp:
+    """llama.cpp on the same GGUF file, plain or with the prompt lookup of its Python package."""
+
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
+        from llama_cpp import Llama
+        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+        _, _, count = name.partition(":")
+        draft = LlamaPromptLookupDecoding(num_pred_tokens=int(count)) if count else None
+        self.name, self.seconds, self.num_tokens, self.num_steps = name, 0.0, 0, 1
+        self._llama = Llama(
+            args.model,
+            n_ctx=args.max_model_len,
+            n_threads=args.threads,
+            n_threads_batch=args.threads,
+            draft_model=draft,
+            logits_all=draft is not None,  # release 0.3.36 fails without
+            verbose=False,
+        )
+
+    def begin(self) -> None:
+        """Begin a group."""
+        self.seconds, self.num_tokens = 0.0, 0
+
+    def answer(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
+        """Answer prompts one after another. The tokens are llama.cpp's own."""
+        for prompt in prompts:
+            self._llama.reset()
+            tokens = self._llama.generate(list(prompt), temp=params.temperature)
+            last = next(tokens)
+            begun = time.perf_counter()
+            for number, token in enumerate(tokens, 2):
+                self.num_tokens += 1
+                last = token
+                if last == self._llama.token_eos() or number == params.max_tokens:
+                    break
+            self.seconds += time.perf_counter() - begun
+
+
+def prompt_of(llm: LLM, question: str) -> list[int]:
+    """Return the token ids of a question. A base model continues the text."""
+    tokenizer = llm.get_tokenizer()
+    if tokenizer.chat_template is None:
+        return list(tokenizer.encode(f"{question}\n\n"))
+    chat = [{"role": "user", "content": question}]
+    return list(tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"])
+
+
 def compare(args: argparse.Namespace) -> int:
     """Answer all questions on all sides, and print the speeds by group."""
-    groups = read_questions(Path(args.questions), args.groups, args.limit)
-    sides = [Side(name, args) for name in args.methods]
+    if args.code:
+        groups = code_questions(args.groups, min(args.limit, 30))
+    else:
+        groups = read_questions(Path(args.questions), args.groups, args.limit)
+    sides = [
+        LlamaCpp(name, args) if name.startswith("llama.cpp") else Side(name, args)
+        for name in args.methods
+    ]
+    assert isinstance(sides[0], Side), "the first method is one of mie"
     values: dict[str, Any] = {"machine": machine(), "arguments": vars(args), "groups": {}}
     rows, num_different = [], 0
     for group, questions in groups.items():
@@ -112,9 +228,10 @@ def compare(args: argparse.Namespace) -> int:
             params = SamplingParams(
                 temperature=args.temperature, max_tokens=args.max_tokens, seed=number
             )
-            answers = {side.name: side.answer(batch, params) for side in in_turn(sides, number)}
+            prompts = [prompt_of(sides[0].llm, question) for question in batch]
+            answers = {side.name: side.answer(prompts, params) for side in in_turn(sides, number)}
             first = answers[sides[0].name]
-            num_different += sum(each != first for each in answers.values())
+            num_different += sum(each not in (first, None) for each in answers.values())
         base = sides[0].num_tokens / sides[0].seconds
         found = {
             side.name: {
@@ -206,6 +323,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("model")
     parser.add_argument("--questions", help="JSON lines of Spec-Bench, plain or .xz")
+    parser.add_argument("--code", action="store_true", help="ask about Python's own library")
     parser.add_argument("--row-costs", action="store_true")
     parser.add_argument("--groups", type=lambda text: text.split(","), default=[])
     parser.add_argument("--methods", type=lambda text: text.split(","), default=["off", "ngram"])
@@ -219,6 +337,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", help="prefix of a JSON and a Markdown file")
     args = parser.parse_args(argv)
-    if not args.row_costs and not args.questions:
-        parser.error("give --questions FILE or --row-costs")
+    if not (args.row_costs or args.code or args.questions):
+        parser.error("give --questions FILE, --code or --row-costs")
     return row_costs(args) if args.row_costs else compare(args)
