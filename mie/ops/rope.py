@@ -28,13 +28,21 @@ def rope_table(
     every machine.
     """
     table = np.empty((num_positions, 2, inv_freq.size), dtype)
-    for start in range(0, num_positions, 256):  # in chunks that fit the CPU's caches
-        stop = min(start + 256, num_positions)
+    fill_rope_table(table, inv_freq, scaling, 0, num_positions)
+    return table
+
+
+def fill_rope_table(
+    table: Floats, inv_freq: NDArray[np.float64], scaling: FloatOrFloats, first: int, end: int
+) -> None:
+    """Write the positions ``first`` to ``end`` - 1 of a table, or to the last one."""
+    end = min(end, len(table))
+    for start in range(first, end, 256):  # in chunks that fit the CPU's caches
+        stop = min(start + 256, end)
         angles = np.arange(start, stop, dtype=np.float64)[:, None] * inv_freq
         cos, sin = cos_sin(angles)
         table[start:stop, 0] = cos * scaling
         table[start:stop, 1] = sin * scaling
-    return table
 
 
 def cos_sin(angles: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -16,7 +16,7 @@ from mie.ops.arrays import Floats, Ints, check_dtype
 from mie.ops.backend import Backend, KVCacheShape, Memory, Progress, StepBatch, StepSize
 from mie.ops.kv_cache import HALVES, QUANTIZED, SCALE_BYTES
 from mie.ops.linear import check_kept
-from mie.ops.rope import FloatOrFloats, rope_table
+from mie.ops.rope import FloatOrFloats
 from mie.ops.sampling import RowControls
 from mie.ops.weights.block_bytes import set_bytes, to_bytes
 from mie.ops.weights.quantised import Form, Part, QuantisedRows, Rows, dequantise
@@ -40,6 +40,7 @@ from mie.ops_jit.products import activate, multiply, multiply_gated
 from mie.ops_jit.program import Value
 from mie.ops_jit.recorder import SCRATCH_BYTES, Forward, Recorder, operator
 from mie.ops_jit.recurrent import JitRecurrent
+from mie.ops_jit.rotations import Rotations
 from mie.ops_jit.step import attention_scratch, largest_step_bytes
 from mie.ops_jit.team import function_at
 
@@ -88,6 +89,7 @@ class JitBackend(Backend):
         self._planned_dtype = weights_dtype if weight_dtype == "auto" else weight_dtype
         self._formats: set[str] = set()
         self._pages = HugePages()
+        self._rotations = Rotations()
         self.recorder = Recorder(self.num_threads, enforce_eager=enforce_eager)
 
     @property
@@ -171,7 +173,7 @@ class JitBackend(Backend):
     def load_rope(
         self, inv_freq: NDArray[np.float64], scaling: FloatOrFloats, num_positions: int
     ) -> Floats:
-        return rope_table(inv_freq, scaling, num_positions, np.float32)
+        return self._rotations.new_table(inv_freq, scaling, num_positions)
 
     def new_kv_cache(self, shape: KVCacheShape) -> JitCache:
         return JitCache.new(shape, self.kv_dtype)
@@ -259,6 +261,7 @@ class JitBackend(Backend):
     def rope_write_kv(
         self, qkv: Value, rope_table: Floats, cache: JitCache, layer: int, batch: StepBatch
     ) -> Value:
+        self._rotations.fill(int(batch.positions.max()) + 1)
         program, shape = self.recorder.program, cache.shape
         num_heads = qkv.tail[0] - 2 * shape.num_kv_heads
         out = program.value(NUM_TOKENS, num_heads, shape.head_dim)
@@ -341,6 +344,7 @@ class JitBackend(Backend):
         return function_at(self.recorder.kernels["sum_exponentials"], 4)
 
     def run_step(self, forward: Forward, batch: StepBatch) -> Floats:
+        self._rotations.fill(int(batch.positions.max()) + 1)  # The program may be recorded.
         return self.recorder.run_step(forward, batch)
 
     # Layers that not every model has.
