@@ -124,6 +124,9 @@ def try_wheel(wheel: Path, folder: Path, *, offline: bool) -> None:
         [command, "doctor"],
     ):
         assert python(*arguments, cwd=folder).strip(), f"{arguments} wrote nothing"
+    answer = python(command, "learn", "solution", "2", cwd=folder)
+    (folder / "step_2.py").write_text(answer, encoding="utf-8")
+    python(command, "learn", "check", "step_2.py", cwd=folder)
 
 
 def python(*command: str, cwd: Path) -> str:

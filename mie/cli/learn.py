@@ -8,7 +8,7 @@ from mie.base.reprs import count
 from mie.cli.parser import Commands, declared
 from mie.errors import ConfigError, printable
 from mie.learn.check import check
-from mie.learn.exercises import exercise_of
+from mie.learn.exercises import exercise_of, page_of
 from mie.learn.folder import note_solved, start, states
 
 WIDTH = 96
@@ -65,7 +65,7 @@ def _next(args: argparse.Namespace) -> int:
         return 0
     exercise = state.exercise
     print(f"Exercise {exercise.number}: {exercise.title} ({state.words})")
-    print(f"  read   {exercise.page}")
+    print(f"  read   {page_of(exercise)}")
     print(f"  write  {', '.join(exercise.holes)}")
     print(f"  file   {folder / exercise.name}")
     print(f"  check  mie learn check {folder / exercise.name}")

@@ -38,7 +38,7 @@ class Exercise:
     @property
     def after(self) -> str:
         """A sentence about the next exercise."""
-        return "Next: mie learn next" if self.number < 9 else "All nine are behind you."
+        return "Go on with: mie learn next" if self.number < 9 else "That was the last exercise."
 
     @property
     def holes(self) -> list[str]:
@@ -57,15 +57,26 @@ class Exercise:
     def text(self) -> str:
         """Return the source with holes, as a learner gets it."""
         holes = (_HERE / "holes" / f"step_{self.number}.txt").read_text(encoding="utf-8")
-        lines, own = self.solution().splitlines(), holes.splitlines()
-        places = dict(functions(ast.parse(self.solution())))
-        heads = ast.parse(holes)
-        for name, node in [*functions(heads)][::-1]:
-            if name in self.hints:
-                place = places[name]
-                lines[place.lineno - 1 : place.end_lineno] = own[node.lineno - 1 : node.end_lineno]
-        lines[:1] = own[: heads.body[0].end_lineno]
-        return "\n".join(lines) + "\n"
+        lines = replaced(self.solution(), holes).splitlines()
+        head = ast.parse(holes).body[0].end_lineno
+        return "\n".join([*holes.splitlines()[:head], *lines[1:]]) + "\n"
+
+
+def replaced(source: str, functions_text: str) -> str:
+    """Return a source in which functions are replaced by functions of the same qualified names."""
+    lines, own = source.splitlines(), functions_text.splitlines()
+    new = dict(functions(ast.parse(functions_text)))
+    for name, node in [*functions(ast.parse(source))][::-1]:
+        if name in new:
+            part = own[new[name].lineno - 1 : new[name].end_lineno]
+            lines[node.lineno - 1 : node.end_lineno] = part
+    return "\n".join(lines) + "\n"
+
+
+def page_of(exercise: Exercise) -> str:
+    """Return the path of an exercise's page: a file, if mie runs from a clone."""
+    page = (_STEPS / exercise.name).with_suffix(".md")
+    return str(page) if page.is_file() else f"{exercise.page} in the sources of mie"
 
 
 def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:

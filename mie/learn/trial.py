@@ -328,8 +328,8 @@ def try_out(steps: Steps, exercise: Exercise, source: str, path: str) -> Verdict
     if missing:
         return Verdict(lines=[f"{name} has no {' and no '.join(missing)}; keep the names."])
     broken, trouble = _broken(steps, exercise, module)
-    if isinstance(trouble, NotImplementedError) and holes and not broken:
-        return Verdict(lines=_unwritten(exercise, holes))
+    if holes and (broken or isinstance(trouble, NotImplementedError)):
+        return Verdict(False, broken.rule if broken else None, _unwritten(exercise, holes, broken))
     scenario = Scenario(steps, module, exercise.number)
     crash = None
     try:
@@ -347,7 +347,7 @@ def try_out(steps: Steps, exercise: Exercise, source: str, path: str) -> Verdict
     else:
         lines = [f"{name} fails.", *failure(crash or trouble or AssertionError(), path)]
     if broken:
-        lines += [f"Seen: {broken.seen}", f"Rule ({broken.rule}): {broken.must}"]
+        lines += _sentences(broken)
     elif not trouble and not crash:
         lines.append("Every rule that the check knows is kept, so the mistake is a rare one.")
     lines.append(f"Page: {exercise.page}")
@@ -374,13 +374,21 @@ def _broken(
     return None, None
 
 
-def _unwritten(exercise: Exercise, holes: list[tuple[str, int]]) -> list[str]:
+def _sentences(broken: Broken) -> list[str]:
+    return [f"Seen: {broken.seen}", f"Rule ({broken.rule}): {broken.must}"]
+
+
+def _unwritten(
+    exercise: Exercise, holes: list[tuple[str, int]], broken: Broken | None
+) -> list[str]:
     names = [f"{hole} (line {line})" for hole, line in holes]
     done = [hole for hole in exercise.holes if hole not in dict(holes)]
     lines = [
         f"{exercise.name} has {len(holes)} of {len(exercise.holes)} functions to write: "
         f"{', '.join(names)}."
     ]
-    if done:
+    if broken:
+        lines = [f"{exercise.name} breaks a rule.", *_sentences(broken), *lines]
+    elif done:
         lines.append(f"So far no rule is broken by {', '.join(done)}.")
     return [*lines, f"Page: {exercise.page}"]

@@ -71,13 +71,13 @@ def _attention(attention: Any) -> None:
                     "The weights of a query over all of its keys have the sum 1. Divide by the sum "
                     "over the last axis, the keys.",
                 )
-    heads = np.zeros((1, 4, 2)), np.zeros((1, 2, 2)), np.array([[[1.0, 1], [2, 2]]])
+    heads = np.zeros((1, 6, 2)), np.zeros((1, 2, 2)), np.array([[[1.0, 1], [2, 2]]])
     read = [float(x) for x in np.asarray(attention(*heads))[0, :, 0]]
-    if read != [1, 1, 2, 2]:
+    if read != [1, 1, 1, 2, 2, 2]:
         raise Broken(
-            "heads alternate" if read == [1, 2, 1, 2] else "heads",
-            f"With 4 query heads and 2 heads of keys, the query heads read the heads "
-            f"{', '.join(f'{x - 1:g}' for x in read)}; 0, 0, 1, 1 is right.",
+            "heads alternate" if read == [1, 2] * 3 else "heads",
+            f"With 6 query heads and 2 heads of keys, the query heads read the heads "
+            f"{', '.join(f'{x - 1:g}' for x in read)}; 0, 0, 0, 1, 1, 1 is right.",
             f"{_HEADS} np.repeat does this, and np.tile does not.",
         )
     dim = 16

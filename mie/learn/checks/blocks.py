@@ -178,6 +178,13 @@ def _release(step: Any, probe: Probe) -> None:
             f"After release, the blocks {seq.table} are free and still in the table.",
             "A block that is freed must leave the table. Otherwise two sequences write into it.",
         )
+    if seq.table:
+        raise Broken(
+            "blocks kept after release",
+            f"The table was [2, 0], and after release it is {seq.table}.",
+            "release gives back all blocks. A loop over seq.table that also removes from it skips "
+            "every second one.",
+        )
     audit(pool, [seq])
     if seq.num_computed:
         raise Broken(
