@@ -9,6 +9,7 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -119,18 +120,21 @@ def refuses_names(cls: type[T]) -> type[T]:
     own = [name for name in {*dir(cls), *fields} if name[0] != "_"]
     for name, remedy in REFUSED.get(cls.__name__, {}).items():
         if name not in own:
-            setattr(cls, name, _Refusal(refusal(cls.__name__, name, remedy, own)))
+            setattr(cls, name, _Refusal(partial(refusal, cls.__name__, name, remedy, own)))
     return cls
 
 
 class _Refusal:
-    """A class attribute that cannot be read."""
+    """A class attribute that cannot be read.
 
-    def __init__(self, message: str) -> None:
+    The message is made when it is needed: to find the closest names of all takes 40 ms.
+    """
+
+    def __init__(self, message: Callable[[], str]) -> None:
         self._message = message
 
     def __get__(self, instance: object, owner: type | None = None) -> NoReturn:
-        raise UnsupportedNameError(self._message)
+        raise UnsupportedNameError(self._message())
 
 
 # Names of modules.

@@ -1,7 +1,6 @@
 """Find the directory of a model from the name that a user gives."""
 
 import os
-from importlib import metadata
 from pathlib import Path
 
 from mie.checkpoint.hub import HUB_FILES, HubName, ask_hub, download, find_cached, hub_errors
@@ -72,6 +71,8 @@ def _bundled() -> Path:
 
 def _in_package(package: str) -> Path:
     """Return the only GGUF file of an installed package. The package is not imported."""
+    from importlib import metadata  # takes 20 ms, and few models are packages
+
     try:
         files = metadata.files(package) or ()
     except (metadata.PackageNotFoundError, ValueError):  # ValueError: the name is empty

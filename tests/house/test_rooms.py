@@ -262,6 +262,20 @@ def test_completing_a_prompt_imports_only_the_rooms_it_needs():
     assert tools == {"text.tools", "text.tools.definitions"}
 
 
+def test_completing_a_prompt_looks_for_no_names_and_packages():
+    """Messages with the closest name of another one are made when they are needed."""
+    command = ["generate", "--temperature", "0", "--max-tokens", "1", "Once upon a time"]
+    modules = modules_after(f"""
+import difflib
+def refuse(*arguments, **options):
+    raise AssertionError("close names are searched")
+difflib.get_close_matches = refuse
+import mie.cli
+assert mie.cli.main({command}) == 0
+""")
+    assert not modules & {"importlib.metadata", "email.message"}
+
+
 def test_settings_and_errors_need_no_package():
     code = "from mie import EngineConfig, MieError, SamplingParams; SamplingParams(n=2)"
     assert not packages_after(code) & HEAVY
