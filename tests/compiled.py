@@ -35,9 +35,13 @@ EACH_CACHE = [
 
 
 @functools.cache  # each keeps threads
-def jit_backend(num_threads: int = 2, enforce_eager: bool = False) -> JitBackend:
+def jit_backend(
+    num_threads: int = 2, enforce_eager: bool = False, activations: str = "float32"
+) -> JitBackend:
     """Return a backend that a process shares. Matrices and caches bring their own dtypes."""
-    config = EngineConfig(num_threads=num_threads, enforce_eager=enforce_eager)
+    config = EngineConfig(
+        num_threads=num_threads, enforce_eager=enforce_eager, activations=activations
+    )
     backend: Any = load_backend("jit", "auto", config)
     return backend
 

@@ -4,15 +4,22 @@ Numba turns a kernel into LLVM's intermediate code. LLVM turns that into an obje
 It may be another CPU than this machine's. An object file loads without Numba, in a millisecond.
 """
 
+import ctypes
 import os
 from typing import Any, NamedTuple
 
-NUM_ARGUMENTS = {"run": 7, "work": 3, "multiply": 12}
+NUM_ARGUMENTS = {"run": 7, "work": 3, "multiply": 12, "multiply_int8": 9}
 """Integers that a kernel takes, if not an operator's: args, step, tile, scratch."""
 
 
+MACHINE = "machine."
+"""The beginning of the names of intrinsics of one architecture, instead of "llvm."."""
 NEEDED_FEATURES = {"x86_64": ("avx2", "f16c", "fma"), "aarch64": ()}
 """The features that kernels need and a CPU of the architecture may lack."""
+
+
+AT_HWCAP, HWCAP_ASIMDDP = 16, 1 << 20
+"""The word of Linux with a CPU's abilities, and the bit of Armv8.2's dot product of bytes."""
 
 
 class Cpu(NamedTuple):
@@ -29,6 +36,10 @@ class Cpu(NamedTuple):
             return 512 if "+avx512f" in self.features else 256
         return 128
 
+    def has(self, feature: str) -> bool:
+        """Return whether it has a feature of LLVM's, such as "avx512vnni"."""
+        return f"+{feature}" in self.features.split(",")
+
     @property
     def architecture(self) -> str:
         """The first part of the triple, such as "x86_64"."""
@@ -37,9 +48,8 @@ class Cpu(NamedTuple):
     @property
     def missing(self) -> tuple[str, ...]:
         """The features that kernels need and the CPU lacks."""
-        present = self.features.split(",")
         needed = NEEDED_FEATURES.get(self.architecture, ())
-        return tuple(each for each in needed if f"+{each}" not in present)
+        return tuple(each for each in needed if not self.has(each))
 
 
 def binding() -> Any:
@@ -59,7 +69,10 @@ def host_cpu() -> Cpu:
     if name := os.environ.get("MIE_CPU"):
         needed = NEEDED_FEATURES.get(triple.partition("-")[0], ())
         return Cpu(triple, name, ",".join(f"+{each}" for each in needed))
-    return Cpu(triple, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+    features = llvm.get_host_cpu_features().flatten()
+    if triple.startswith("aarch64") and ctypes.CDLL(None).getauxval(AT_HWCAP) & HWCAP_ASIMDDP:
+        features += ",+dotprod"  # LLVM does not name it on each system
+    return Cpu(triple, llvm.get_host_cpu_name(), features)
 
 
 def kernel_named(name: str, cpu: Cpu) -> Any:
@@ -68,19 +81,29 @@ def kernel_named(name: str, cpu: Cpu) -> Any:
         attention,
         elementwise,
         experts,
+        integers,
         linear,
         logits,
         products,
         recurrent,
+        rounding,
         team,
     )
+    from mie.ops_jit.kernels.dots import dot_of
     from mie.ops_jit.kernels.formats import FORMATS
 
     base, _, dtype = name.rstrip("]").partition("[")
     if base == "multiply":
         return products.multiply(FORMATS[dtype], products.tiles_of(FORMATS[dtype], cpu.vector_bits))
     if base in ("linear", "gate_up"):
-        return vars(linear)[base](FORMATS[dtype], products.FEW_ROWS[cpu.vector_bits])
+        fmt, few = FORMATS[dtype], products.FEW_ROWS[cpu.vector_bits]
+        return vars(linear)[base](linear.group_product(fmt, few))
+    if base in ("linear_int8", "gate_up_int8"):
+        product = linear.rounded_group_product(FORMATS[dtype])
+        return vars(linear)[base.removesuffix("_int8")](product)
+    if base in ("multiply_int8", "round_rows"):
+        module = integers if base == "multiply_int8" else rounding
+        return vars(module)[base](FORMATS[dtype], dot_of(FORMATS[dtype], cpu))
     modules = (elementwise, attention, experts, recurrent, logits, team)
     found = next(vars(module)[base] for module in modules if base in vars(module))
     return found(FORMATS[dtype]) if dtype else found
@@ -97,7 +120,8 @@ def intermediate_code(name: str, cpu: Cpu) -> str:
     function.compile((types.int64,) * NUM_ARGUMENTS.get(name.partition("[")[0], 4))
     (compiled,) = function.overloads.values()
     code: str = compiled.library.get_llvm_str()
-    return code.replace(f"@{compiled.fndesc.llvm_func_name}(", "@kernel(")
+    code = code.replace(f"@{compiled.fndesc.llvm_func_name}(", "@kernel(")
+    return code.replace(f"@{MACHINE}", "@llvm.")
 
 
 def compile_kernel(name: str, cpu: Cpu) -> bytes:

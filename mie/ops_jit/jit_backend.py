@@ -51,6 +51,8 @@ class JitBackend(Backend):
     ``weight_dtype`` "auto" keeps a checkpoint's matrices as they are, and "float32" widens them at
     load. "bfloat16" and "float16" require matrices of that dtype. Each gives the same results.
     ``weights_dtype`` is the widest dtype of the checkpoint's matrices, by which sizes are planned.
+    ``activations`` "int8" rounds the inputs of products with int4 and int8 weights, as
+    `ops.weights.integer` defines.
     ``batch_invariant`` changes nothing: results always are invariant.
 
     The first step is recorded: each operator appends instructions to a program. Later steps replay
@@ -69,6 +71,7 @@ class JitBackend(Backend):
         num_threads: int | None = None,
         kv_cache_dtype: str = "auto",
         weight_dtype: str = "auto",
+        activations: str = "float32",
         batch_invariant: bool = False,
         enforce_eager: bool = False,
         weights_dtype: str = "float32",
@@ -87,7 +90,9 @@ class JitBackend(Backend):
         self.num_threads = num_threads or available_cpus()
         self._weight_dtype = weight_dtype
         self._planned_dtype = weights_dtype if weight_dtype == "auto" else weight_dtype
+        self.activations = activations
         self._formats: set[str] = set()
+        self._rounded: dict[str, str] = {}  # the kernel that rounds rows, by format
         self._pages = HugePages()
         self._rotations = Rotations()
         self.recorder = Recorder(self.num_threads, enforce_eager=enforce_eager)
@@ -110,6 +115,7 @@ class JitBackend(Backend):
             "dtype": "float32",
             "kv_cache_dtype": self.kv_dtype.name,
             "weight_dtype": self._stored_dtype.name,
+            "activations": self.activations,
             "batch_invariant": True,
         }
 
@@ -129,7 +135,8 @@ class JitBackend(Backend):
 
     def step_bytes(self, size: StepSize) -> int:
         """Count every buffer of a step's program, the threads' memory, and attention's parts."""
-        return largest_step_bytes(size, self.num_threads, SCRATCH_BYTES)
+        rounds = self.activations == "int8"
+        return largest_step_bytes(size, self.num_threads, SCRATCH_BYTES, rounds_activations=rounds)
 
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
         scale_bytes = SCALE_BYTES if self.kv_dtype in QUANTIZED.values() else 0
@@ -157,8 +164,13 @@ class JitBackend(Backend):
         if self._weight_dtype == "float32":
             dtype, parts = np.dtype(np.float32), ()
         parts = parts or [(shape[0], None)]
-        segments = segments_of(parts, map(self._kept, blocks), shape[1], self._pages, dtype)
-        self._formats.update(panels.format for panels in segments)
+        rounds = self.activations == "int8"
+        segments = segments_of(parts, map(self._kept, blocks), shape[1], self._pages, dtype, rounds)
+        for panels in segments:
+            if panels.rounding is None:
+                self._formats.add(panels.format)
+            else:
+                self._rounded[panels.format] = panels.rounding
         return JitMatrix(shape, segments, None if bias is None else bias.astype(np.float32))
 
     def _kept(self, block: Rows) -> Rows:
@@ -182,7 +194,7 @@ class JitBackend(Backend):
         self, progress: Progress, forward: Callable[[StepBatch], Any], size: StepSize
     ) -> None:
         recorder = self.recorder
-        names = kernel_names(self._formats, [self.kv_dtype.name])
+        names = kernel_names(self._formats, [self.kv_dtype.name], self._rounded)
         recorder.kernels.prepare([*names, *recorder.more_kernels], progress)
 
     # Operators. The functions of `mie.ops` define them. Arguments of a kernel are in the order that
@@ -294,7 +306,7 @@ class JitBackend(Backend):
             q, *cache.planes(layer), out, shape.num_blocks,
             num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, window or 0,
             1 / math.sqrt(shape.head_dim),
-            *self.recorder.multipliers(stored), float(soft_cap or 0), sinks, batch.group,
+            *self.recorder.multipliers(f"[{stored}]"), float(soft_cap or 0), sinks, batch.group,
         )  # fmt: skip
         program.emit("merge", layout.NUM_MERGES, 1, 1, out, num_heads, shape.head_dim, sinks)
         return out

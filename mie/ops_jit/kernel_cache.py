@@ -3,8 +3,9 @@
 import hashlib
 import random
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from mie.base.cache_dir import read_kept, write_kept
 from mie.ops.backend import Progress
@@ -17,16 +18,27 @@ WEIGHT_DTYPES = ("float32", *HALVES)
 CACHE_DTYPES = (*WEIGHT_DTYPES, *(dtype.name for dtype in QUANTIZED.values()))
 
 
-def kernel_names(weight_dtypes: Iterable[str], cache_dtypes: Iterable[str]) -> Sequence[str]:
-    """Return the names of all kernels that steps use with these dtypes of weights and caches."""
+def kernel_names(
+    weight_dtypes: Iterable[str],
+    cache_dtypes: Iterable[str],
+    rounded: Mapping[str, str] = MappingProxyType({}),
+) -> Sequence[str]:
+    """Return the names of all kernels that steps use with these dtypes of weights and caches.
+
+    ``rounded`` has the formats whose products round activations, and the kernels that round.
+    """
     weights, caches = sorted({*weight_dtypes}), sorted({*cache_dtypes})
+    kinds = [*(f"[{dtype}]" for dtype in weights), *(f"_int8[{each}]" for each in sorted(rounded))]
     return (
         *("run", "work", "rms_norm", "gate_mul", "soft_cap", "take_rows", "merge"),
         "sum_exponentials",
         *("route", "route_by_sigmoid", "sort_pairs", "take_pairs", "add_pairs"),
-        *(f"{base}[{dtype}]" for dtype in weights for base in ("embed", "linear", "gate_up")),
+        *(f"embed[{dtype}]" for dtype in sorted({*weights, *rounded})),
+        *(f"{base}{kind}" for kind in kinds for base in ("linear", "gate_up")),
         *(f"{base}[{dtype}]" for dtype in caches for base in ("rope_write", "attend")),
         *(f"multiply[{dtype}]" for dtype in sorted({*weights, *caches, "float32"})),
+        *(f"multiply_int8[{each}]" for each in sorted(rounded)),
+        *sorted({*rounded.values()}),
     )
 
 

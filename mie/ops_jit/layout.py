@@ -1,5 +1,9 @@
 """Number the words of a step's header, and name the sizes that kernels and programs share."""
 
+from dataclasses import replace
+
+from mie.base.arithmetic import ceil_div
+from mie.ops.weights.integer import ACTIVATION_GROUP
 from mie.ops.weights.quantised import UNIT_INPUTS, Form
 
 # Number of words of the header. It describes a step to every kernel.
@@ -18,6 +22,11 @@ INPUTS_OF_WORD = 8
 
 Signed codes are of neighbouring inputs, the first in the highest nibble. For unsigned codes see
 `words_of_block`.
+"""
+BYTES_OF_WORD = 4
+"""Number of inputs with 8-bit codes in a word of an output, the first in the highest byte.
+
+Products with rounded rows read codes of 8 bits in words. Exact products read them input by input.
 """
 SIGNED_NIBBLE = 2.0**28
 """The weight of a signed code at the top of a word. The scale of the code is divided by it."""
@@ -38,6 +47,11 @@ It is a multiple of every group of inputs that share a scale.
 """
 WIDE_BYTES = K_BLOCK * PANELS * LANES * 4
 """The weights of a pass, widened to float32."""
+
+SEGMENT_NUMBERS = 3
+"""Words after the codes of a segment of a rounded row: scale, first sum, and sum of the codes."""
+ROUNDED_GROUPS = 16
+"""Groups of 32 inputs of a row that a tile rounds."""
 
 QUERY_ROWS = 48
 """Rows of attention that one tile scores: queries times the heads of a group."""
@@ -79,6 +93,40 @@ def inputs_together(form: Form) -> int:
     return UNIT_INPUTS if form.has_units else form.group
 
 
-def format_name(form: Form) -> str:
-    """Return the name of the format of a quantised matrix, such as "int4-g32-offsets"."""
-    return f"{form.codes}-g{form.group}" + "-offsets" * form.has_offsets + "-units" * form.has_units
+def format_name(form: Form, in_words: bool = False) -> str:
+    """Return the name of the format of a quantised matrix, such as "int4-g32-offsets".
+
+    ``in_words`` is for codes of 8 bits in words.
+    """
+    words = "-words" * (in_words and form.codes == "int8")
+    return (
+        f"{form.codes}-g{form.group}"
+        + "-offsets" * form.has_offsets
+        + "-units" * form.has_units
+        + words
+    )
+
+
+def rounding_of(form: Form) -> str | None:
+    """Return the name of the kernel that rounds rows for products with a form, or None.
+
+    Rows are cut into segments, where weights and numbers of a row have one scale each. The order of
+    the numbers in a segment is the order of the form's codes in words.
+    """
+    if form.codes == "float8_e4m3fn":
+        return None
+    offsets = form.has_offsets and form.codes == "int4"
+    segment = min(form.group, ACTIVATION_GROUP)
+    same = replace(form, group=segment, has_offsets=offsets, has_units=False)
+    return f"round_rows[{format_name(same, in_words=True)}]"
+
+
+def segment_words(segment: int) -> int:
+    """Return the words of 32 bits of a segment of a rounded row."""
+    return segment // 4 + SEGMENT_NUMBERS
+
+
+def rounded_words(num_inputs: int, segment: int) -> int:
+    """Return the words of 32 bits of a rounded row. Segments fill whole groups of 32 inputs."""
+    num_segments = ceil_div(num_inputs, ACTIVATION_GROUP) * (ACTIVATION_GROUP // segment)
+    return num_segments * segment_words(segment)

@@ -31,9 +31,11 @@ from mie.ops.arrays import Floats
 from mie.ops.arrays import zeros as zeros
 from mie.ops.backend import KVCacheShape
 from mie.ops.kv_cache import QUANTIZED
+from mie.ops.weights.integer import ACTIVATION_GROUP
 from mie.ops.weights.packed import pack_nibbles
 from mie.ops.weights.quantised import Form, Part, QuantisedRows, Rows
 from mie.ops_jit.layout import (
+    BYTES_OF_WORD,
     INPUTS_OF_WORD,
     K_BLOCK,
     LANES,
@@ -41,6 +43,7 @@ from mie.ops_jit.layout import (
     SIGNED_NIBBLE,
     format_name,
     inputs_together,
+    rounding_of,
     words_of_block,
 )
 
@@ -98,10 +101,12 @@ class Panels:
         pages: HugePages,
         dtype: np.dtype[Any] | None = None,
         form: Form | None = None,
+        in_words: bool = False,
     ) -> None:
         """Convert the next blocks of whole rows, one at a time.
 
         Floats become ``dtype``. None keeps 16 bits as they are, and all others become float32.
+        ``in_words`` keeps codes in words, for products with rounded rows.
         """
         self.shape = shape
         num_rows, num_columns = shape
@@ -109,7 +114,7 @@ class Panels:
         memory: NDArray[Any] | None = None
         if form is not None:
             groups = ceil_div(num_columns, inputs_together(form))
-            memory = pages.zeros((num_panels, groups), _group_dtype(form))
+            memory = pages.zeros((num_panels, groups), _group_dtype(form, in_words))
         while row < num_rows:
             block = next(blocks)
             if isinstance(block, QuantisedRows):
@@ -127,8 +132,14 @@ class Panels:
             row += len(block)
         assert memory is not None, "a matrix has rows"
         self.memory = memory
-        self.format = memory.dtype.name if form is None else format_name(form)
+        self.format = memory.dtype.name if form is None else format_name(form, in_words)
         """The name of the format in which kernels read it."""
+        self.rounding = rounding_of(form) if form is not None and in_words else None
+        """The kernel that rounds rows for products with it, if there is one."""
+        self.kind = f"[{self.format}]" if self.rounding is None else f"_int8[{self.format}]"
+        """The end of the names of the kernels that multiply by it."""
+        self.segment = 0 if form is None else min(form.group, ACTIVATION_GROUP)
+        """Inputs that share a scale with rounded rows."""
 
     @property
     def widened_bytes(self) -> int:
@@ -184,16 +195,17 @@ def segments_of(
     num_columns: int,
     pages: HugePages,
     dtype: np.dtype[Any] | None,
+    in_words: bool = False,
 ) -> Sequence[Panels]:
     """Convert the blocks of a matrix, part by part. Neighbours of one form become one segment."""
     segments = []
     for form, same in itertools.groupby(parts, lambda part: part[1]):
         shape = (sum(num_rows for num_rows, _ in same), num_columns)
-        segments.append(Panels(shape, blocks, pages, dtype, form))
+        segments.append(Panels(shape, blocks, pages, dtype, form, in_words))
     return segments
 
 
-def _group_dtype(form: Form) -> np.dtype[Any]:
+def _group_dtype(form: Form, in_words: bool) -> np.dtype[Any]:
     """Return the layout of a group of a panel, or of the groups of a unit."""
     kinds = ("scale", "offset") if form.has_offsets else ("scale",)
     inputs = inputs_together(form)
@@ -204,6 +216,8 @@ def _group_dtype(form: Form) -> np.dtype[Any]:
     codes = ("codes", np.uint8, (inputs, LANES))
     if form.codes == "int4":
         codes = ("codes", np.uint32, (inputs // INPUTS_OF_WORD, LANES))
+    elif form.codes == "int8" and in_words:
+        codes = ("codes", np.uint32, (inputs // BYTES_OF_WORD, LANES))
     return np.dtype([*headers, codes])
 
 
@@ -222,6 +236,8 @@ def _put_quantised(groups: NDArray[Any], row: int, block: QuantisedRows, form: F
             floats = "scale_units" if form.has_units else "scales"
             planes[floats] = planes[floats] * np.float32(1 / SIGNED_NIBBLE)
         codes = pack_nibbles(codes).view("<u4")
+    elif groups["codes"].dtype == np.uint32:
+        codes = codes.reshape(-1, BYTES_OF_WORD)[:, ::-1].copy().view("<u4")
     for name, plane in (planes | {"codes": codes}).items():
         _put(groups[name], row, plane.reshape(len(block), *groups[name].shape[1:-1]))
 

@@ -2,9 +2,19 @@
 
 from mie.base.arithmetic import ceil_div
 from mie.ops.activation import ACTIVATIONS, Activation
-from mie.ops_jit.layout import BLOCK_ROWS, LANES, NUM_EXPERT_ITEMS, PANELS, ROW_TILE, SUMS_BYTES
-from mie.ops_jit.memory import ExpertMatrices, JitMatrix
-from mie.ops_jit.program import Value
+from mie.ops.weights.integer import ACTIVATION_GROUP
+from mie.ops_jit.layout import (
+    BLOCK_ROWS,
+    LANES,
+    NUM_EXPERT_ITEMS,
+    PANELS,
+    ROUNDED_GROUPS,
+    ROW_TILE,
+    SUMS_BYTES,
+    rounded_words,
+)
+from mie.ops_jit.memory import ExpertMatrices, JitMatrix, Panels
+from mie.ops_jit.program import Program, Value
 from mie.ops_jit.recorder import Recorder
 
 
@@ -21,9 +31,10 @@ def multiply(
     for panels, memory in zip(weight.segments, weight.arrays, strict=True):
         program.need_scratch(SUMS_BYTES + panels.widened_bytes)
         program.emit(
-            f"linear[{panels.format}]", *_tiles(rows, items), panels.num_groups,
-            x, memory, out, num_inputs, panels.shape[0], weight.bias, residual,
-            0 if items else rows, *recorder.multipliers(panels.format), num_outputs, first, items,
+            f"linear{panels.kind}", *_tiles(rows, items), panels.num_groups,
+            _operand(program, x, panels), memory, out, num_inputs, panels.shape[0], weight.bias,
+            residual, 0 if items else rows, *recorder.multipliers(panels.kind), num_outputs, first,
+            items,
         )  # fmt: skip
         first += panels.shape[0]
     return out
@@ -44,9 +55,10 @@ def multiply_gated(
     out, num_groups = program.value(rows, width), ceil_div(width, LANES * PANELS)
     program.need_scratch(2 * SUMS_BYTES + panels.widened_bytes)
     program.emit(
-        f"gate_up[{panels.format}]", *_tiles(rows, items), num_groups,
-        x, weight.arrays[0], out, weight.shape[1], width, weight.bias, 0 if items else rows,
-        *recorder.multipliers(panels.format), ACTIVATIONS.index(activation), items,
+        f"gate_up{panels.kind}", *_tiles(rows, items), num_groups,
+        _operand(program, x, panels), weight.arrays[0], out, weight.shape[1], width, weight.bias,
+        0 if items else rows, *recorder.multipliers(panels.kind), ACTIVATIONS.index(activation),
+        items,
     )  # fmt: skip
     return out
 
@@ -62,3 +74,18 @@ def activate(recorder: Recorder, gate_up: Value, activation: Activation) -> Valu
 def _tiles(rows: int, items: Value | None) -> tuple[int, int]:
     """Return the header's word with the number of rows or items, and how many make a tile."""
     return (rows, BLOCK_ROWS) if items is None else (NUM_EXPERT_ITEMS, 1)
+
+
+def _operand(program: Program, x: Value, panels: Panels) -> Value:
+    """Return x, or x rounded to 8 bits. Products with one order of codes share the rounded rows."""
+    if panels.rounding is None:
+        return x
+    key = x.storage, panels.rounding
+    if key not in program.rounded:
+        rows, width = x.storage.rows, x.storage.width
+        rounded = program.value(rows, rounded_words(width, panels.segment))
+        parts = ceil_div(width, ROUNDED_GROUPS * ACTIVATION_GROUP)
+        arguments = x, rounded, width, rows, parts
+        program.emit(panels.rounding, rows, ROW_TILE, parts, *arguments)
+        program.rounded[key] = rounded
+    return program.rounded[key]

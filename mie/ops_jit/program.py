@@ -87,6 +87,8 @@ class Program:
         """Hq, Hkv and Dh of its attention. They decide how `StepHeader` cuts it into items."""
         self.scratch_bytes = 0
         """The most memory that one of its kernels needs for a thread."""
+        self.rounded: dict[tuple[Storage, str], Value] = {}
+        """Results rounded to 8 bits, by the result and the kernel that rounds it."""
         self._address_of = address_of
         self._rows: list[list[int]] = []
         self._uses: list[tuple[int, int, Storage]] = []  # instruction, word, storage

@@ -47,9 +47,9 @@ class Recorder:
         assert self.recording is not None
         return self.recording
 
-    def multipliers(self, stored: str) -> tuple[int, int]:
-        """Return the kernels that multiply by panels of a format, and by panels of float32."""
-        return self.kernels[f"multiply[{stored}]"], self.kernels["multiply[float32]"]
+    def multipliers(self, kind: str) -> tuple[int, int]:
+        """Return the kernels that multiply by panels of a kind, and by panels of float32."""
+        return self.kernels[f"multiply{kind}"], self.kernels["multiply[float32]"]
 
     def run_now(
         self, append: Callable[..., Value | None], owner: Any, x: Any, *others: Any, **options: Any

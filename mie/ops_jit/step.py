@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from mie.base.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import StepBatch, StepSize
+from mie.ops.weights.quantised import GROUPS
 from mie.ops_jit import layout
 from mie.ops_jit.memory import address, padded, zeros
 from mie.ops_jit.program import room_for
@@ -65,7 +66,9 @@ def partial_bytes(num_seqs: int, max_len: int, num_heads: int, head_dim: int) ->
     return num_partials * num_heads * (16 + padded(head_dim)) * 4
 
 
-def largest_step_bytes(size: StepSize, num_threads: int, least_scratch: int) -> int:
+def largest_step_bytes(
+    size: StepSize, num_threads: int, least_scratch: int, *, rounds_activations: bool = False
+) -> int:
     """Return the bytes of a step's buffers, the threads' memory, and attention's parts."""
     cache, hidden, inner = size.cache, size.hidden_size, size.intermediate_size
     queries = size.num_heads * cache.head_dim
@@ -78,13 +81,22 @@ def largest_step_bytes(size: StepSize, num_threads: int, least_scratch: int) -> 
     if size.num_chosen:  # pairs and items, gathered rows and results, and what is between them
         own = size.expert_size * (1 if size.expert_size % layout.LANES == 0 else 3)
         of_a_token += hidden + size.num_chosen * (16 + 2 * hidden + own)
-    num_results = room_for(size.num_tokens) * of_a_token
-    num_results += room_for(size.num_seqs) * (2 * hidden + size.vocab_size)
+    of_a_row = 2 * hidden + size.vocab_size
+    if rounds_activations:
+        of_a_row += rounded(hidden)
+        of_a_token += rounded(hidden) + rounded(queries) + rounded(inner)
+        of_a_token += size.num_chosen * (rounded(hidden) + rounded(size.expert_size))
+    num_results = room_for(size.num_tokens) * of_a_token + room_for(size.num_seqs) * of_a_row
     scratch = max(
         least_scratch, attention_scratch(size.num_heads // cache.num_kv_heads, cache.head_dim)
     )
     partials = partial_bytes(size.num_seqs, size.max_len, size.num_heads, cache.head_dim)
     return 4 * num_results + num_threads * scratch + partials
+
+
+def rounded(width: int) -> int:
+    """Return the most words of a row that is rounded for codes of 4 and of 8 bits."""
+    return 2 * layout.rounded_words(width, min(GROUPS))
 
 
 def queries_of_item(group: int) -> int:

@@ -97,15 +97,19 @@ def products(step: int) -> None:
 
 
 def quantised_products(step: int) -> None:
-    """Formats of one and of two codes a byte, with and without offsets, and a short last group."""
-    backend = jit_backend(1)
+    """Formats of one and of two codes a byte, with and without offsets, and a short last group.
+
+    Rows are exact, and then rounded.
+    """
     forms = (
         Form(codes="int4", group=32, has_offsets=True),
         Form(codes="int4", group=16, has_offsets=False),
         Form(codes="int8", group=32, has_offsets=False),
     )
     sizes = [(1, 1), (6, 20), (80, 96), (131, 130), (515, 64), (1041, 49)]
-    for form, (num_inputs, num_outputs) in [*itertools.product(forms, sizes)][::step]:
+    cases = itertools.product(forms, sizes, ("float32", "int8"))
+    for form, (num_inputs, num_outputs), activations in [*cases][::step]:
+        backend = jit_backend(1, False, activations)
         rows = quantised(form, num_outputs, num_inputs)
         weight = backend.load_linear(rows.shape, [rows], None, [(num_outputs, form)])
         twice = 2 * num_outputs

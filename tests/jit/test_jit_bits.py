@@ -60,7 +60,7 @@ FORMS = (
     None,
 )
 """The forms of neighbouring matrices of a quantised model, and so of the parts of a fused one."""
-QUANTISED = "quantised"
+QUANTISED, ROUNDED = "quantised", "rounded activations"
 QUICK_LONGEST = 650
 """Length of the longest sequence in `make test`."""
 BLOCK_SIZES = (1, 3, 4, 8, 16, 24, 32)
@@ -76,6 +76,7 @@ class Model:
     rounded_to: Any
     decoders: dict[int, Decoder]
     is_quantised: bool = False
+    activations: str = "float32"
 
     def forms(self, config: ModelConfig) -> dict[str, Form]:
         """Return the forms that matrices are rounded to, if the model is quantised."""
@@ -104,6 +105,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Mo
         for dtype, rounded_to in WEIGHTS.items():
             found[name, dtype] = Model(directory, rounded_to, {})
         found[name, QUANTISED] = Model(directory, None, {}, is_quantised=True)
+        found[name, ROUNDED] = Model(directory, None, {}, is_quantised=True, activations="int8")
     return found
 
 
@@ -126,7 +128,7 @@ def new_stepper(
 ) -> Stepper:
     from mie.ops_jit.memory import JitCache
 
-    decoder = model.on(jit_backend(threads, is_eager))
+    decoder = model.on(jit_backend(threads, is_eager, model.activations))
     cache = JitCache.new(cache_shape(decoder.config, num_blocks, block_size), CACHES[stored])
     if cache.scales is None:
         cache.elements.fill(np.nan)  # unwritten slots must have no effect
@@ -211,9 +213,9 @@ class Scenario:
 def draw(seed: int, models: dict[tuple[str, str], Model], longest: int) -> Scenario:
     """Return a scenario; `make test` compiles the kernels of few formats."""
     rng = np.random.default_rng(seed)
-    weights, caches = [*WEIGHTS, QUANTISED], list(CACHES)
+    weights, caches = [*WEIGHTS, QUANTISED, ROUNDED], list(CACHES)
     if longest == QUICK_LONGEST:
-        weights, caches = ["float32", "bfloat16", QUANTISED], [*QUICK_CACHES]
+        weights, caches = ["float32", "bfloat16", QUANTISED, ROUNDED], [*QUICK_CACHES]
     names = list(CONFIGS)
     lengths = rng.integers(1, rng.choice([9, 40, 140]) + 1, rng.integers(1, 7))
     if rng.random() < 0.15:
@@ -257,6 +259,7 @@ def in_steps(scenario: Scenario, threads: int, is_eager: bool) -> list[Logits]:
             found[row].append(logits[begin:end])
         seen["batches"] += 1
         seen["quantised"] += scenario.model.is_quantised
+        seen["rounded"] += scenario.model.activations == "int8"
         seen["recorded"] += not is_eager
         counts = np.diff(batch.cu_seqlens_q)
         seen["decodes beside chunks"] += bool((counts == 1).any() and (counts > 1).any())
@@ -285,7 +288,7 @@ def test_no_bit_depends_on_the_batch(
         check(scenario, wanted, threads=seed % 4 + 1, is_eager=False)
         check(scenario, wanted, threads=scenario.rng.integers(1, 5).item(), is_eager=seed % 3 == 0)
     assert seen["batches"] >= num_batches, seen
-    for what in ("recorded", "quantised", "decodes beside chunks", "merged parts"):
+    for what in ("recorded", "quantised", "rounded", "decodes beside chunks", "merged parts"):
         assert seen[what] >= num_batches // 50, seen
     assert all(seen[f"{threads} threads"] for threads in (1, 2, 3, 4)), seen
 

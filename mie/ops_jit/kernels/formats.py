@@ -21,6 +21,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from mie.ops.weights.integer import ACTIVATION_GROUP
 from mie.ops.weights.quantised import GROUPS, Codes, Form
 from mie.ops_jit.kernels.vectors import (
     F32,
@@ -41,7 +42,7 @@ from mie.ops_jit.kernels.vectors import (
     splat_like,
     vector,
 )
-from mie.ops_jit.layout import INPUTS_OF_WORD, format_name, inputs_together
+from mie.ops_jit.layout import BYTES_OF_WORD, INPUTS_OF_WORD, format_name, inputs_together
 
 Widen = Callable[[ir.IRBuilder, ir.Value], ir.Value]
 
@@ -56,6 +57,14 @@ def _float16(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
 
 def _int8(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
     return b.sitofp(b.sext(x, like(x, I32)), like(x, F32))
+
+
+def _highest_byte(b: ir.IRBuilder, words: ir.Value) -> ir.Value:
+    return _int32(b, b.ashr(words, splat_like(words, I32, 24)))
+
+
+def _after_byte(b: ir.IRBuilder, words: ir.Value) -> ir.Value:
+    return b.shl(words, splat_like(words, I32, 8))
 
 
 def _highest(b: ir.IRBuilder, words: ir.Value) -> ir.Value:
@@ -161,6 +170,30 @@ class Format:
         return self.inputs > 1 and self.after is None
 
     @property
+    def segment(self) -> int:
+        """The inputs of a segment, where rows are rounded."""
+        return min(self.group, ACTIVATION_GROUP)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The inputs of a segment in the order in which products with rounded rows take them.
+
+        A product takes four codes of a word at once: every other nibble from the lowest on, then
+        the others, or all bytes.
+        """
+        per_word, words = self.inputs, self.segment // self.inputs
+        halves = per_word // 4
+        parts = [
+            (word, halves * place + half)
+            for word in range(words)
+            for half in range(halves)
+            for place in range(4)
+        ]
+        if self.is_in_place:
+            return tuple(part * words + word for word, part in parts)
+        return tuple(word * per_word + per_word - 1 - part for word, part in parts)
+
+    @property
     def has_units(self) -> bool:
         """Whether scales are bytes, and have a unit for several groups."""
         return self.together > self.group
@@ -224,11 +257,15 @@ def weights_of(b: ir.IRBuilder, codes: ir.Value, header: Sequence[ir.Value]) -> 
     return b.fmul(codes, *header) if len(header) == 1 else fused(b, codes, *header)
 
 
-def _quantised(codes: Codes, group: int, has_offsets: bool, has_units: bool = False) -> Format:
+def _quantised(
+    codes: Codes, group: int, has_offsets: bool, has_units: bool = False, in_words: bool = False
+) -> Format:
     """Return the format of a quantised matrix."""
     form = Form(codes=codes, group=group, has_offsets=has_offsets, has_units=has_units)
     sizes = {"group": group, "together": inputs_together(form), "headers": 1 + has_offsets}
-    name = format_name(form)
+    name = format_name(form, in_words)
+    if in_words:
+        return Format(name, I32, 4, _highest_byte, after=_after_byte, inputs=BYTES_OF_WORD, **sizes)
     if codes != "int4":
         return Format(name, I8, 1, _int8 if codes == "int8" else _fp8, **sizes)
     widen, after = (_int32, None) if has_offsets else (_highest, _after_highest)
@@ -236,6 +273,7 @@ def _quantised(codes: Codes, group: int, has_offsets: bool, has_units: bool = Fa
 
 
 _BOTH = (False, True)
+_WITH_UNITS = ((16, 32), _BOTH, (True,))
 FORMATS = {
     each.name: each
     for each in (
@@ -245,8 +283,10 @@ FORMATS = {
         Format("int8", I8, 1, _int8, _narrow_int8, 127.0),
         Format("float8_e4m3fn", I8, 1, _fp8, _narrow_fp8, 448.0),
         *itertools.starmap(_quantised, itertools.product(get_args(Codes), GROUPS, _BOTH)),
+        *itertools.starmap(_quantised, itertools.product(("int4", "int8"), *_WITH_UNITS)),
         *itertools.starmap(
-            _quantised, itertools.product(("int4", "int8"), (16, 32), _BOTH, (True,))
+            _quantised, itertools.product(("int8",), GROUPS, _BOTH, (False,), (True,))
         ),
+        *itertools.starmap(_quantised, itertools.product(("int8",), *_WITH_UNITS, (True,))),
     )
 }

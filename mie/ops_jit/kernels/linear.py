@@ -5,8 +5,10 @@ A tile of work is a group of four panels and a block of rows.
 
 from collections.abc import Callable
 
+from mie.ops.weights.integer import ACTIVATION_GROUP
 from mie.ops_jit.kernels.elementwise import gated
 from mie.ops_jit.kernels.formats import Format
+from mie.ops_jit.kernels.integers import call_multiply_int8
 from mie.ops_jit.kernels.panels import widener
 from mie.ops_jit.kernels.products import call_multiply
 from mie.ops_jit.kernels.vectors import (
@@ -18,7 +20,14 @@ from mie.ops_jit.kernels.vectors import (
     word,
     words,
 )
-from mie.ops_jit.layout import BLOCK_ROWS, EXPERT_ITEM_WORDS, K_BLOCK, PANELS, SUMS_BYTES
+from mie.ops_jit.layout import (
+    BLOCK_ROWS,
+    EXPERT_ITEM_WORDS,
+    K_BLOCK,
+    PANELS,
+    SUMS_BYTES,
+    segment_words,
+)
 
 AHEAD = 4096
 """How many bytes ahead a tile of one panel prefetches."""
@@ -27,21 +36,22 @@ AHEAD = 4096
 def group_product(fmt: Format, few: int) -> Callable[..., None]:
     """Return a function that multiplies rows by the group of panels from an output on.
 
-    ``multiply`` and ``wide`` are the addresses of the kernels `products.multiply` of this format
-    and of float32. The sums [rows, 64] are written to the address ``sums``. Quantised weights for
-    many rows are widened once, to the address ``widened``.
+    The rows are those of x from ``first`` on. ``multiply`` and ``wide`` are the addresses of the
+    kernels `products.multiply` of this format and of float32. The sums [rows, 64] are written to
+    the address ``sums``. Quantised weights for many rows are widened once, to the address
+    ``widened``.
     """
     group, group_bytes, load_bytes = fmt.together, fmt.bytes_together, 16 * fmt.itemsize
     most = few if fmt.headers else BLOCK_ROWS
     widen = widener(fmt)
 
     @kernel_function
-    def product(multiply, wide, x, w, k, output, rows, panels, sums, widened):
+    def product(multiply, wide, x, first, w, k, output, rows, panels, sums, widened):
         stride = (k + group - 1) // group * group_bytes
-        for first in range(0, k, K_BLOCK):
-            count = min(K_BLOCK, k - first)
-            weights = w + output // 16 * stride + first // group * group_bytes
-            numbers, resume = x + first * 4, min(first, 1)
+        for begin in range(0, k, K_BLOCK):
+            count = min(K_BLOCK, k - begin)
+            weights = w + output // 16 * stride + begin // group * group_bytes
+            numbers, resume = x + (first * k + begin) * 4, min(begin, 1)
             if rows <= most:
                 call_multiply(
                     multiply, numbers, k * 4, weights, stride, load_bytes, AHEAD, count,
@@ -54,6 +64,28 @@ def group_product(fmt: Format, few: int) -> Callable[..., None]:
                     wide, numbers, k * 4, widened, count * 64, 64, 0, count,
                     sums, 256, rows, panels, resume,
                 )  # fmt: skip
+
+    return product
+
+
+def rounded_group_product(fmt: Format) -> Callable[..., None]:
+    """Return a function like that of `group_product`, for rows that are rounded to 8 bits.
+
+    ``multiply`` is the address of the kernel `integers.multiply_int8` of this format.
+    """
+    group, group_bytes, segment = fmt.together, fmt.bytes_together, fmt.segment
+    segment_bytes = 4 * segment_words(segment)
+    segments_of_group = ACTIVATION_GROUP // segment
+
+    @kernel_function
+    def product(multiply, wide, x, first, w, k, output, rows, panels, sums, widened):
+        stride = (k + group - 1) // group * group_bytes
+        groups = (k + ACTIVATION_GROUP - 1) // ACTIVATION_GROUP
+        row_bytes = groups * segments_of_group * segment_bytes
+        call_multiply_int8(
+            multiply, x + first * row_bytes, row_bytes, w + output // 16 * stride, stride, AHEAD,
+            (k + segment - 1) // segment, sums, rows, panels,
+        )  # fmt: skip
 
     return product
 
@@ -75,9 +107,8 @@ def work_of(step, tile, rows_word, outputs, w, bias, items):
     return tile // blocks, first, min(BLOCK_ROWS, total - first), w, bias
 
 
-def linear(fmt: Format, few: int) -> Callable[..., None]:
-    """Return the kernel that multiplies by a matrix of this format."""
-    product = group_product(fmt, few)
+def linear(product: Callable[..., None]) -> Callable[..., None]:
+    """Return the kernel that multiplies by a matrix, with the product of a group of panels."""
 
     @kernel_function
     def kernel(args, step, tile, scratch):
@@ -91,8 +122,8 @@ def linear(fmt: Format, few: int) -> Callable[..., None]:
         group, first, rows, w, bias = work_of(step, tile, rows_word, n, ws, biases, items)
         column = group * 16 * PANELS
         panels = min(PANELS, (n - column + 15) // 16)
-        at, widened = x + first * k * 4, scratch + SUMS_BYTES
-        product(multiply, wide, at, w, k, column, rows, panels, scratch, widened)
+        widened = scratch + SUMS_BYTES
+        product(multiply, wide, x, first, w, k, column, rows, panels, scratch, widened)
         for row in range(rows):
             for panel in range(panels):
                 at = column + 16 * panel
@@ -111,9 +142,8 @@ def linear(fmt: Format, few: int) -> Callable[..., None]:
     return kernel
 
 
-def gate_up(fmt: Format, few: int) -> Callable[..., None]:
+def gate_up(product: Callable[..., None]) -> Callable[..., None]:
     """Return the kernel that multiplies by the gate's and the other half, and activates."""
-    product = group_product(fmt, few)
 
     @kernel_function
     def kernel(args, step, tile, scratch):
@@ -126,10 +156,10 @@ def gate_up(fmt: Format, few: int) -> Callable[..., None]:
         group, first, rows, w, bias = work_of(step, tile, rows_word, dim, ws, biases, items)
         column = group * 16 * PANELS
         panels = min(PANELS, (dim - column) // 16)
-        at, up = x + first * k * 4, scratch + SUMS_BYTES
+        up = scratch + SUMS_BYTES
         widened = up + SUMS_BYTES
-        product(multiply, wide, at, w, k, column, rows, panels, scratch, widened)
-        product(multiply, wide, at, w, k, dim + column, rows, panels, up, widened)
+        product(multiply, wide, x, first, w, k, column, rows, panels, scratch, widened)
+        product(multiply, wide, x, first, w, k, dim + column, rows, panels, up, widened)
         for row in range(rows):
             for panel in range(panels):
                 here, i = row * 256 + panel * 64, column + 16 * panel

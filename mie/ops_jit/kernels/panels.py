@@ -83,7 +83,7 @@ def over_inputs(
 
         def step(i: ir.Value, state: Vectors) -> Vectors:
             own = [b.add(each, b.mul(i, stride)) for each in codes]
-            _prefetch(b, own, ahead)
+            prefetch(b, own, ahead)
             at = columns.places(b, own, fmt.itemsize)
             loaded = [load_lanes(b, each, fmt.element, columns.lanes) for each in at]
             if fmt.after is None:
@@ -95,10 +95,10 @@ def over_inputs(
                 words, k = both[count:], b.add(begin, b.add(first, j))
                 return [*use(k, widened(words), both[:count]), *(after(b, each) for each in words)]
 
-            left = _smaller(b, b.sub(number, first), I64(fmt.inputs))
-            return _loop(b, left, step_of_words, [*state, *loaded])[:count]
+            left = least(b, b.sub(number, first), I64(fmt.inputs))
+            return loop(b, left, step_of_words, [*state, *loaded])[:count]
 
-        return _loop(b, _ceil_div(b, number, fmt.inputs), step, state)
+        return loop(b, ceil_div(b, number, fmt.inputs), step, state)
 
     if not fmt.headers:
         none = [()] * (len(columns.panels) * len(columns.firsts))
@@ -106,8 +106,8 @@ def over_inputs(
 
     def step(group: ir.Value, state: Vectors) -> Vectors:
         begin = b.mul(group, I64(fmt.group))
-        number = _smaller(b, b.sub(count, begin), I64(fmt.group))
-        headers, codes = _headers(b, fmt, columns, group, ahead)
+        number = least(b, b.sub(count, begin), I64(fmt.group))
+        headers, codes = headers_of(b, fmt, columns, group, ahead)
         if fmt.is_in_place:
             return _over_words(
                 b, fmt, columns, headers, codes, ahead, keeps_offsets, begin, number, state, use
@@ -115,7 +115,7 @@ def over_inputs(
         loaded = [[load() for load in each] for each in headers]
         return over_loads(begin, number, codes, loaded, state)
 
-    return _loop(b, _ceil_div(b, count, fmt.group), step, state)
+    return loop(b, ceil_div(b, count, fmt.group), step, state)
 
 
 def widener(fmt: Format) -> Any:
@@ -141,14 +141,14 @@ def widener(fmt: Format) -> Any:
     return widen_panel
 
 
-def _headers(
+def headers_of(
     b: ir.IRBuilder, fmt: Format, columns: Columns, group: ir.Value, ahead: Any
 ) -> tuple[Sequence[Sequence[Load]], Sequence[ir.Value]]:
     """Return how to load each column's scales and offsets, and where each panel's codes are."""
     panels, lanes_ = columns.panels, columns.lanes
     if not fmt.has_units:
         own = [b.add(each, b.mul(group, I64(fmt.bytes_together))) for each in panels]
-        _prefetch(b, own, ahead, fmt.headers)
+        prefetch(b, own, ahead, fmt.headers)
         load = _load_anew if fmt.is_in_place else _load
         headers = [
             [partial(load, b, b.add(each, I64(64 * i)), lanes_) for i in range(fmt.headers)]
@@ -159,7 +159,7 @@ def _headers(
     unit, index = b.udiv(group, I64(num_groups)), b.urem(group, I64(num_groups))
     own = [b.add(each, b.mul(unit, I64(fmt.bytes_together))) for each in panels]
     # There are at least as many groups as lines of a header, and each prefetches one.
-    _prefetch(b, [b.add(each, b.shl(index, I64(6))) for each in own], ahead)
+    prefetch(b, [b.add(each, b.shl(index, I64(6))) for each in own], ahead)
 
     def product(unit: ir.Value, byte: ir.Value, i: int) -> ir.Value:
         at = b.add(b.shl(index, I64(4)), I64(64 * fmt.headers + 16 * num_groups * i))
@@ -217,7 +217,7 @@ def _over_words(
     def block(i: ir.Value, state: Vectors) -> Vectors:
         first, at = b.add(begin, b.mul(i, I64(size))), b.mul(i, I64(64 * words))
         own = [b.add(each, at) for each in codes]
-        _prefetch(b, own, ahead, words)
+        prefetch(b, own, ahead, words)
         places = columns.places(b, own, 4)
 
         def nibble(k: ir.Value, state: Vectors, scales: Vectors, cut: Widen) -> Vectors:
@@ -226,7 +226,7 @@ def _over_words(
                 values = weights([cut(b, each) for each in own], scales)
                 return use(b.add(first, b.add(b.mul(k, I64(words)), j)), values, state)
 
-            return _loop(b, I64(words), step, state)
+            return loop(b, I64(words), step, state)
 
         def step(k: ir.Value, both: Vectors) -> Vectors:
             *own, mask = both[len(state) :]
@@ -236,7 +236,7 @@ def _over_words(
 
         # The highest nibble would be the sign of the word.
         lowest = splat(I32, 15, columns.lanes)
-        state = _loop(b, I64(last), step, [*state, *scales(), lowest])[: len(state)]
+        state = loop(b, I64(last), step, [*state, *scales(), lowest])[: len(state)]
         shift = splat(I32, 4 * last, columns.lanes)
         return nibble(I64(last), state, scales(), lambda b, each: b.lshr(each, shift))
 
@@ -250,11 +250,11 @@ def _over_words(
         return use(b.add(begin, b.add(b.mul(whole, I64(size)), i)), values, state)
 
     whole = b.udiv(number, I64(size))
-    state = _loop(b, whole, block, state)
-    return _loop(b, b.sub(number, b.mul(whole, I64(size))), rest, state)
+    state = loop(b, whole, block, state)
+    return loop(b, b.sub(number, b.mul(whole, I64(size))), rest, state)
 
 
-def _prefetch(
+def prefetch(
     b: ir.IRBuilder, addresses: Sequence[ir.Value], ahead: ir.Value | None, lines: int = 1
 ) -> None:
     """Prefetch cache lines from ``ahead`` bytes after each address on. None prefetches nothing."""
@@ -263,15 +263,17 @@ def _prefetch(
             emit_prefetch(b, b.add(b.add(each, ahead), I64(64 * line)))
 
 
-def _smaller(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+def least(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    """Return the smaller integer."""
     return b.select(b.icmp_signed("<", x, y), x, y)
 
 
-def _ceil_div(b: ir.IRBuilder, x: ir.Value, divisor: int) -> ir.Value:
+def ceil_div(b: ir.IRBuilder, x: ir.Value, divisor: int) -> ir.Value:
+    """Return a quotient, rounded up."""
     return b.udiv(b.add(x, I64(divisor - 1)), I64(divisor))
 
 
-def _loop(
+def loop(
     b: ir.IRBuilder, count: ir.Value, step: Callable[[ir.Value, Vectors], Vectors], state: Vectors
 ) -> Vectors:
     """Return the state after ``count`` steps."""

@@ -10,7 +10,7 @@ of weights, broadcasts R numbers of x, and does R x C fused multiply-adds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -112,24 +112,7 @@ def _emit_tile(
     """
     lanes_, of_panel = tiles.lanes, tiles.columns_of_panel
     panels = ceil_div(width, of_panel)
-    xs = [b.add(x, b.mul(x_stride, I64(r))) for r in range(rows)]
-    is_small = 1 < rows <= 16 // width
-    odd = {r: opaque(b, b.mul(x_stride, I64(r))) for r in range(1, rows, 2) if is_small}
-
-    def places_of(k: ir.Value) -> Iterator[ir.Value]:
-        """Yield the places of input k of the rows."""
-        at = b.shl(k, I64(2))
-        if not is_small:
-            yield from (b.add(each, at) for each in xs)
-            return
-        # One address, and registers with odd strides: x86 adds two, four or eight times one. LLVM
-        # would add the stride row by row, at the cost of an instruction for each.
-        base = opaque(b, b.add(x, at))
-        yield base
-        for r in range(1, rows):
-            twos = (r & -r).bit_length() - 1
-            yield b.add(base, b.shl(odd[r >> twos], I64(twos)))
-
+    row_places = places_of_rows(b, x_stride, rows, width)
     ws = [b.add(w, b.mul(w_stride, I64(c))) for c in range(panels)]
     firsts = [I64(lanes_ * c) for c in range(of_panel)] if width >= of_panel else [lane]
     kind = lanes(F32, lanes_)
@@ -142,7 +125,7 @@ def _emit_tile(
     def use(k: ir.Value, weights: Vectors, sums: Vectors) -> Vectors:
         """Add the products of input k."""
         totals: list[ir.Value] = []
-        for r, address in enumerate(places_of(k)):
+        for r, address in enumerate(row_places(b.add(x, b.shl(k, I64(2))))):
             number = broadcast(b, b.load(pointer(b, address, F32), align=4), lanes_)
             own = sums[r * width : (r + 1) * width]
             totals += [fused(b, number, *pair) for pair in zip(weights, own, strict=True)]
@@ -161,6 +144,49 @@ def _emit_tile(
     )
     for total, to in zip(totals, outs, strict=True):
         b.store(total, to, align=4)
+
+
+def places_of_rows(
+    b: ir.IRBuilder, x_stride: ir.Value, rows: int, width: int
+) -> Callable[[ir.Value], Iterator[ir.Value]]:
+    """Return a function that yields the places of a tile's rows, from the place of the first on.
+
+    Where registers are left, x86 adds two, four or eight times an odd stride to the first place.
+    LLVM would add the stride row by row, at the cost of an instruction for each.
+    """
+    is_small = 1 < rows <= 16 // width
+    strides = [b.mul(x_stride, I64(r)) for r in range(rows)]
+    odd = {r: opaque(b, strides[r]) for r in range(1, rows, 2) if is_small}
+
+    def places(first: ir.Value) -> Iterator[ir.Value]:
+        if not is_small:
+            yield from (b.add(first, stride) for stride in strides)
+            return
+        base = opaque(b, first)
+        yield base
+        for r in range(1, rows):
+            twos = (r & -r).bit_length() - 1
+            yield b.add(base, b.shl(odd[r >> twos], I64(twos)))
+
+    return places
+
+
+def emit_shapes(
+    b: ir.IRBuilder, shapes: Collection[tuple[int, int]], rows: ir.Value, width: ir.Value,
+    emit_tile: Callable[[int, int], None],
+) -> None:  # fmt: skip
+    """Branch to the code of a tile's shape."""
+    after, other = b.append_basic_block("done"), b.append_basic_block("other")
+    switch = b.switch(b.add(b.mul(rows, I64(16)), width), other)
+    b.position_at_end(other)
+    b.unreachable()
+    for shape in sorted(shapes):
+        block = b.append_basic_block("tile_{}_{}".format(*shape))
+        switch.add_case(I64(shape[0] * 16 + shape[1]), block)
+        b.position_at_end(block)
+        emit_tile(*shape)
+        b.branch(after)
+    b.position_at_end(after)
 
 
 def _first_sums(
@@ -200,19 +226,9 @@ def multiply(fmt: Format, tiles: Tiles) -> Callable[..., None]:
     shapes = {(rows, each[rows]) for rows in range(1, most + 1) for each in (widths, last)}
 
     def emit(b: ir.IRBuilder, rows: ir.Value, width: ir.Value, *values: ir.Value) -> None:
-        """Branch to the code of the tile's shape."""
-        after, other = b.append_basic_block("done"), b.append_basic_block("other")
-        key = b.add(b.mul(rows, I64(16)), width)
-        switch = b.switch(key, other)
-        b.position_at_end(other)
-        b.unreachable()
-        for shape in sorted(shapes):
-            block = b.append_basic_block("tile_{}_{}".format(*shape))
-            switch.add_case(I64(shape[0] * 16 + shape[1]), block)
-            b.position_at_end(block)
-            _emit_tile(b, *shape, fmt, tiles, *values)
-            b.branch(after)
-        b.position_at_end(after)
+        emit_shapes(
+            b, shapes, rows, width, lambda *shape: _emit_tile(b, *shape, fmt, tiles, *values)
+        )
 
     @intrinsic
     def tile(

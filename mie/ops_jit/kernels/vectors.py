@@ -11,11 +11,13 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
+from mie.ops_jit.compiler import MACHINE
 from mie.ops_jit.layout import LANES
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
@@ -79,6 +81,24 @@ def call(b: ir.IRBuilder, name: str, result: ir.Type, values: Sequence[ir.Value]
     """Call an LLVM intrinsic by its full name."""
     signature = ir.FunctionType(result, [value.type for value in values])
     return b.call(cgutils.get_or_insert_function(b.module, signature, name), values)
+
+
+def call_machine(
+    b: ir.IRBuilder, name: str, result: ir.Type, values: Sequence[ir.Value]
+) -> ir.Value:
+    """Call an LLVM intrinsic of one architecture, such as "x86.avx512.vpdpbusd.512".
+
+    Numba compiles for this machine before LLVM compiles for a kernel's CPU, and this machine may
+    lack the instruction. So the intrinsic is a function of another name for Numba, and
+    `compiler.intermediate_code` renames it.
+    """
+    name = MACHINE + name
+    llvm.add_symbol(name, 1)  # Numba looks it up, and nothing calls it
+    signature = ir.FunctionType(result, [value.type for value in values])
+    function = cgutils.get_or_insert_function(b.module, signature, name)
+    function.attributes.add("readnone")
+    function.attributes.add("nounwind")
+    return b.call(function, values)
 
 
 def call_kernel_at(b: ir.IRBuilder, kernel: ir.Value, *values: ir.Value) -> None:

@@ -197,15 +197,22 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", [*SHAPES, *HYBRIDS])
-def test_a_step_takes_at_most_what_was_planned(name: str, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("name", "activations"),
+    [*((name, "float32") for name in (*SHAPES, *HYBRIDS)), ("llama", "int8"), ("odd", "int8")],
+)
+def test_a_step_takes_at_most_what_was_planned(name: str, activations: str, tmp_path: Path):
     model: Any = None
     if name in HYBRIDS:
         model = TinyHybrid(tmp_path / name, HYBRIDS[name])
     else:
         model = TinyModel(tmp_path / name, SHAPES[name])
-    config = EngineConfig(num_blocks=64, num_threads=1, max_num_batched_tokens=256)
-    engine = load_engine(model.directory, LoadSettings(engine=config, backend="jit"))
+    config = EngineConfig(
+        num_blocks=64, num_threads=1, max_num_batched_tokens=256, activations=activations
+    )
+    quantization = "int4" if activations == "int8" else None
+    settings = LoadSettings(engine=config, backend="jit", quantization=quantization)
+    engine = load_engine(model.directory, settings)
     backend: Any = engine.runner.backend  # type: ignore[attr-defined]
     engine.add_request([1] * 200, SamplingParams(temperature=0, max_tokens=2))
     engine.step()

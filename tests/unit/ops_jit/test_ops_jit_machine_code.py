@@ -120,6 +120,44 @@ def test_quantised_products_are_vector_multiply_adds_without_spills(cpu: Cpu, dt
     product_loops(f"multiply[{dtype}]", cpu, spill=TO_STACK)
 
 
+DOTS = {
+    "AVX-512 VNNI": (
+        Cpu(X86, "znver4", CPUS["znver4"].features + ",+avx512vnni"),
+        "vpdpbusd.*%zmm",
+    ),
+    "AVX-VNNI": (Cpu(X86, "alderlake", CPUS["haswell"].features + ",+avxvnni"), "vpdpbusd.*%ymm"),
+    "AVX2": (CPUS["haswell"], "vpmaddubsw.*%ymm"),
+    "AVX-512 without VNNI": (
+        Cpu(X86, "skylake-avx512", CPUS["znver4"].features + ",+avx512bw"),
+        "vpmaddubsw.*%ymm",
+    ),
+    "Armv8.2": (Cpu(ARM, "cortex-a78", "+dotprod"), r"\ssdot\s"),
+    "Armv8.0": (Cpu(ARM, "cortex-a72", ""), r"\smla\s+v|\smul\s+v"),
+}
+"""Kinds of CPUs that multiply bytes, and the instructions with which they do."""
+INTEGERS = ("int4-g32-offsets", "int8-g16-units-words", "int4-g128", "int8-g32-offsets-words")
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("kind", DOTS)
+@pytest.mark.parametrize(
+    "dtype", [*INTEGERS[:2], *(pytest.param(each, marks=pytest.mark.slow) for each in INTEGERS[2:])]
+)
+def test_integer_products_are_the_dots_of_a_cpu_and_spill_next_to_nothing(kind: str, dtype: str):
+    cpu, pattern = DOTS[kind]
+    code = assembly(code_like(f"multiply_int8[{dtype}]", cpu), cpu)
+    loops = 0
+    for loop in inner_loops(code):
+        if dots := sum(bool(re.search(pattern, line)) for line in loop):
+            loops += 1
+            spills = [line for line in loop if TO_STACK.search(line)]
+            assert len(spills) <= dots / 10, (dots, spills)
+            assert len(loop) < 10 * dots + 40
+    assert loops >= 4
+    own = set(re.findall(r"^(\w+):", code, re.MULTILINE))
+    assert set(NAMED_CALL.findall(code)) <= own
+
+
 QUICK = ("znver4", "cortex-a78")
 
 

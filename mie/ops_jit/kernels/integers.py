@@ -1,0 +1,191 @@
+"""Multiply rows that are rounded to 8 bits by panels of codes, with exact sums of integers.
+
+`mie.ops.weights.integer` defines the product. A segment is 16 or 32 inputs that share a scale
+in the row and in the weights. The integer sum of a segment is exact in any order. A chain of
+multiply-adds over the segments then gives the output, in one order for every tile and CPU.
+
+A segment of a rounded row is its codes in a format's order, the scale, minus the sum of the codes
+times the bias that makes a format's codes unsigned, and the sum of the codes as float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from mie.ops_jit.kernels.dots import Dot
+from mie.ops_jit.kernels.formats import Format
+from mie.ops_jit.kernels.panels import Columns, Vectors, ceil_div, headers_of, least, loop, prefetch
+from mie.ops_jit.kernels.products import emit_shapes, places_of_rows
+from mie.ops_jit.kernels.vectors import (
+    F32,
+    I32,
+    I64,
+    Emitted,
+    broadcast,
+    call_kernel_at,
+    fused,
+    int64,
+    kernel_function,
+    lanes,
+    load_lanes,
+    plain,
+    pointer,
+    splat,
+    splat_like,
+)
+from mie.ops_jit.layout import SIGNED_NIBBLE, segment_words
+
+
+@intrinsic
+def call_multiply_int8(
+    _, kernel, x, x_stride, w, w_stride, ahead, segments, out, rows, panels
+) -> Emitted:
+    """Call a kernel of `multiply_int8` at an address."""
+    return plain(types.void, [int64] * 10, call_kernel_at)
+
+
+def _emit_tile(
+    b: ir.IRBuilder, rows: int, width: int, fmt: Format, dot: Dot,
+    x: Any, x_stride: Any, w: Any, w_stride: Any, ahead: Any, segments: Any, lane: Any, out: Any,
+) -> None:  # fmt: skip
+    """Emit the code of one tile. A tile of less than a panel begins at ``lane`` of it."""
+    of_panel, per_group = dot.columns_of_panel, fmt.group // fmt.segment
+    panels = -(-width // of_panel)
+    ws = [b.add(w, b.mul(w_stride, I64(c))) for c in range(panels)]
+    firsts = [b.add(lane, I64(dot.lanes * c)) for c in range(min(width, of_panel))]
+    columns = Columns(ws, firsts, dot.lanes)
+    row_places = places_of_rows(b, x_stride, rows, width)
+    segment_bytes, num_words = 4 * segment_words(fmt.segment), fmt.segment // fmt.inputs
+    signs = dot.bias * (0x01010101 if fmt.inputs == 4 else 0x11111111)
+    zeros = splat(I32, 0, dot.lanes)
+
+    def everywhere(place: ir.Value, at: int, kind: ir.Type) -> ir.Value:
+        number = b.load(pointer(b, b.add(place, I64(at)), kind), align=4)
+        return broadcast(b, number, dot.lanes)
+
+    def dots(codes: Vectors, places: Vectors, sums: Vectors) -> Vectors:
+        """Add the products of one word of each output."""
+        at = columns.places(b, codes, 4)
+        own = [load_lanes(b, each, I32, dot.lanes) for each in at]
+        if signs:
+            own = [b.xor(each, splat_like(each, I32, signs)) for each in own]
+        for half in range(fmt.inputs // 4):
+            ready = [_bytes_of(b, each, half, fmt) for each in own]
+            numbers = [everywhere(place, 4 * half, I32) for place in places]
+            sums = [
+                dot.add(b, total, ready[i % width], numbers[i // width])
+                for i, total in enumerate(sums)
+            ]
+        return sums
+
+    def segment(codes: Vectors, headers: Any, index: ir.Value, state: Vectors) -> Vectors:
+        base = b.add(x, b.mul(index, I64(segment_bytes)))
+        places = [*row_places(base)]
+        firsts = [everywhere(each, fmt.segment + 4, I32) if dot.bias else zeros for each in places]
+        begins = dot.end is None
+        sums: Vectors = [first if begins else zeros for first in firsts for _ in range(width)]
+
+        def step(number: ir.Value, sums: Vectors) -> Vectors:
+            own = [b.add(each, b.shl(number, I64(6))) for each in codes]
+            begin = b.mul(number, I64(fmt.inputs))
+            rows_ = (
+                (b.add(each, begin) for each in places)
+                if dot.unrolls
+                else row_places(b.add(base, begin))
+            )
+            return dots(own, [*rows_], sums)
+
+        if not dot.unrolls:
+            sums = loop(b, I64(num_words), step, sums)
+        else:
+            for number in range(num_words):
+                sums = step(I64(number), sums)
+        loaded = [[load() for load in each] for each in headers]
+        if fmt.inputs == 8 and not fmt.is_in_place:
+            loaded = [[b.fmul(each, splat_like(each, F32, SIGNED_NIBBLE))] for (each,) in loaded]
+        totals = []
+        for r, place in enumerate(places):
+            scale = everywhere(place, fmt.segment, F32)
+            for c, (weight, *offset) in enumerate(loaded):
+                total = sums[r * width + c]
+                if dot.end is not None:
+                    total = dot.end(b, total, firsts[r])
+                term = b.fmul(b.sitofp(total, lanes(F32, dot.lanes)), weight)
+                if offset:
+                    term = fused(b, everywhere(place, fmt.segment + 8, F32), *offset, term)
+                totals.append(fused(b, term, scale, state[r * width + c]))
+        return totals
+
+    def group(index: ir.Value, state: Vectors) -> Vectors:
+        headers, codes = headers_of(b, fmt, columns, index, ahead)
+        size = fmt.code_bytes // per_group
+        begin = b.mul(index, I64(per_group))
+
+        def step(i: ir.Value, state: Vectors) -> Vectors:
+            own = [b.add(each, b.mul(i, I64(size))) for each in codes]
+            prefetch(b, own, ahead, size // 64)
+            return segment(own, headers, b.add(begin, i), state)
+
+        if per_group == 1:
+            return step(I64(0), state)
+        return loop(b, least(b, b.sub(segments, begin), I64(per_group)), step, state)
+
+    none = [splat(F32, 0.0, dot.lanes)] * (rows * width)
+    totals = iter(loop(b, ceil_div(b, segments, per_group), group, none))
+    for r in range(rows):
+        for c in range(width):
+            to = b.add(out, I64(256 * r + 4 * dot.lanes * c))
+            b.store(next(totals), pointer(b, to, lanes(F32, dot.lanes)), align=4)
+
+
+def _bytes_of(b: ir.IRBuilder, words: ir.Value, half: int, fmt: Format) -> ir.Value:
+    """Return bytes of words: every other nibble, or all bytes."""
+    if fmt.inputs == 4:
+        return words
+    if half:
+        words = b.lshr(words, splat_like(words, I32, 4))
+    return b.and_(words, splat_like(words, I32, 0x0F0F0F0F))
+
+
+def multiply_int8(fmt: Format, dot: Dot) -> Callable[..., None]:
+    """Return the kernel that multiplies rounded rows by any number of panels.
+
+    It is called as kernel(x, x_stride, w, w_stride, ahead, segments, out, rows, panels), with
+    strides in bytes from row to row and from panel to panel. It prefetches codes ``ahead`` bytes
+    on. ``out`` is [rows, 64].
+    """
+    most, of_panel, lanes_ = len(dot.widths), dot.columns_of_panel, dot.lanes
+    widths = (0, *dot.widths)
+    last = (0, *(min(width, of_panel) for width in dot.widths))  # of the panels that are left
+    shapes = {(rows, each[rows]) for rows in range(1, most + 1) for each in (widths, last)}
+
+    def emit(b: ir.IRBuilder, rows: ir.Value, width: ir.Value, *values: ir.Value) -> None:
+        emit_shapes(b, shapes, rows, width, lambda *shape: _emit_tile(b, *shape, fmt, dot, *values))
+
+    @intrinsic
+    def tile(_, rows, width, x, x_stride, w, w_stride, ahead, segments, lane, out) -> Emitted:
+        return plain(types.void, [int64] * 10, emit)
+
+    @kernel_function
+    def kernel(x, x_stride, w, w_stride, ahead, segments, out, rows, panels):
+        r, left = 0, (rows + most - 1) // most
+        columns = panels * of_panel
+        while left > 0:  # the panels stay in the cache while the rows pass
+            height = (rows - r + left - 1) // left
+            c = 0
+            while c < columns:
+                width = widths[height] if c + widths[height] <= columns else last[height]
+                tile(
+                    height, width, x + r * x_stride, x_stride, w + c // of_panel * w_stride,
+                    w_stride, ahead, segments, c % of_panel * lanes_,
+                    out + r * 256 + c * lanes_ * 4,
+                )  # fmt: skip
+                c += width
+            r, left = r + height, left - 1
+
+    return kernel
