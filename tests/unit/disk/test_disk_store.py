@@ -341,12 +341,16 @@ def test_a_forked_child_only_reads(tmp_path: Path):
 def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path):
     store = open_store(tmp_path)
     read_end, write_end = os.pipe()
+    has_begun, begin = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(write_end)
+        os.write(begin, b".")
         os.read(read_end, 1)  # until the parent is done
         os._exit(0)
-    os.close(read_end)
+    os.read(has_begun, 1)
+    for handle in (read_end, has_begun, begin):
+        os.close(handle)
     store.close()
     other = open_store(tmp_path)
     is_writing = other.is_writing
