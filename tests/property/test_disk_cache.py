@@ -10,6 +10,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ from typing import Any
 import pytest
 from audit import entry_of, kill_writer, limit_store, tier_of
 from compiled import needs_numba
-from deadlines import PATIENCE
+from deadlines import PATIENCE, within
 from disk_lives import MODELS, Ask, Life, new_engine, small_segments
 from faulty_disk import FaultyDisk, Killed
 
@@ -296,21 +297,31 @@ class Process:
         self.end, self._delay = end, rng.random() * 0.1
         command = [sys.executable, str(Path(__file__).parents[1] / "disk_lives.py")]
         self._process = subprocess.Popen(
-            [*command, json.dumps(life)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*command, json.dumps(life)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
+
+    def _lines(self) -> Iterator[str]:
+        """Yield the output, and kill the process some time after the first line."""
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                yield line
+                if self.end == "at a moment" and line.startswith("ready"):
+                    threading.Timer(self._delay, self._process.kill).start()
 
     def result(self) -> list[list[Any]]:
         """Return the answers of the life, and its numbers if it was not killed."""
-        if self.end == "at a moment":
-            assert self._process.stdout is not None
-            self._process.stdout.readline()
-            timer = threading.Timer(self._delay, self._process.kill)
-            timer.start()
-        output, errors = self._process.communicate(timeout=PATIENCE)
-        assert "Traceback" not in errors, errors
-        rows = [json.loads(line) for line in output.splitlines() if line.startswith("[")]
-        assert self._process.returncode in (0, -9), errors
-        assert (self._process.returncode == 0) == (bool(rows) and rows[-1][0] == "end")
+        lines: list[str] = []
+        within(lambda: lines.extend(self._lines()))
+        code, output = self._process.wait(PATIENCE), "".join(lines)
+        assert "Traceback" not in output, output
+        rows = [json.loads(line) for line in lines if line.startswith("[")]
+        assert code in (0, -signal.SIGKILL), output
+        if code == 0:
+            assert rows[-1][0] == "end", output
         return rows
 
 
