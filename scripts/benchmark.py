@@ -5,6 +5,7 @@
 book         the gain of each mechanism, simulated
 cpu          generation on a CPU, beside other engines
 disk         the prefix cache on a disk
+plots        the plots of the book
 gpu          attention and generation on a GPU
 rows         what a step of a few rows costs on a CPU, beside a step of one
 sched        the host's share of a step
@@ -21,9 +22,12 @@ import sys
 
 from bench.harness import untune
 
-MODULES = {"book": "book.report", "gpu": "gpu.main"}
+MODULES = {"book": "book.report", "gpu": "gpu.main", "plots": "book.plots"}
 """Benchmarks with a module of another name in `bench`."""
-NAMES = ("book", "cpu", "disk", "gpu", "rows", "sched", "serve", "speculate", "start", "structured")
+NAMES = (
+    *("book", "cpu", "disk", "gpu", "plots", "rows", "sched", "serve", "speculate", "start"),
+    "structured",
+)
 
 if __name__ == "__main__":
     untune()

@@ -6,6 +6,7 @@
 Every chapter runs the real scheduler and allocator on a simulated clock, so its results are the
 same on every machine. Without a name every chapter runs, in a few minutes. With --output-dir each
 chapter writes NAME.json there, and README.md is written again from all results in that directory.
+`python scripts/benchmark.py plots docs/book` draws the plots.
 """
 
 import argparse
@@ -108,10 +109,18 @@ def write_page(directory: Path) -> None:
     for name, result in results.items():
         parts += [
             f"## {CHAPTERS[name].TITLE}",
-            section(result),
-            f"Data: [{name}.json]({name}.json)",
+            _with_plot(section(result), name),
+            f"Data: [{name}.json]({name}.json). "
+            f"Repeat it: `python scripts/benchmark.py book {name}`",
         ]
     (directory / PAGE).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _with_plot(text: str, name: str) -> str:
+    """Put the chapter's plot after its first paragraph, the question."""
+    question, _, rest = text.partition("\n\n")
+    alt = question.removeprefix("**Question:** ").replace("\n", " ")
+    return f"{question}\n\n![{alt}](plots/{name}.svg)\n\n{rest}"
 
 
 def update_summary(file: Path, directory: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 
-from bench.book import foresight, report
+from bench.book import foresight, plots, report
 
 ROOT = Path(__file__).parents[3]
 BOOK = ROOT / "docs" / "book"
@@ -22,7 +22,7 @@ DIGESTS = {
     "prefix": "c92aab6a27df68c9",
     "pressure": "a2c9e01565dedd48",
     "chunking": "990daab1f8aaa990",
-    "drafts": "b4d4328daf34f732",
+    "drafts": "f54cb93c05ee67cb",
     "policies": "75fc253aacf3a660",
     "snapshots": "493f48f4fdc77cb2",
 }
@@ -114,10 +114,38 @@ def test_no_rule_beats_foresight():
 # Pages.
 
 
+def test_each_chapter_has_a_question_a_plot_a_command_and_a_surprise() -> None:
+    text = (BOOK / "README.md").read_text(encoding="utf-8")
+    chapters = text.split("\n## ")[1:]
+    assert len(chapters) == len(report.CHAPTERS)
+    for name, chapter in zip(report.CHAPTERS, chapters, strict=True):
+        assert "\n\n**Question:** " in chapter, name
+        assert f"](plots/{name}.svg)" in chapter, name
+        assert "\n\n**Surprise:** " in chapter, name
+        assert f"`python scripts/benchmark.py book {name}`" in chapter, name
+        plot = (BOOK / "plots" / f"{name}.svg").read_text(encoding="utf-8")
+        assert "prefers-color-scheme:dark" in plot
+        assert plots.INK not in plot
+
+
+def test_a_plot_follows_its_data(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install '.[docs]')")
+    result = report.read_results(BOOK)["drafts"]
+    plots.draw(result, tmp_path / "same.svg")
+    plots.draw(result, tmp_path / "again.svg")
+    result["shares"][1]["gains"][0] *= 2
+    plots.draw(result, tmp_path / "other.svg")
+    same, again, other = (
+        (tmp_path / f"{name}.svg").read_text() for name in ("same", "again", "other")
+    )
+    assert same == again
+    assert same != other
+
+
 def test_the_pages_are_made_from_the_results(tmp_path: Path):
     folder, summary = tmp_path / "book", tmp_path / "benchmarks.md"
     folder.mkdir()
-    for path in BOOK.iterdir():
+    for path in BOOK.glob("*.*"):
         (folder / path.name).write_bytes(path.read_bytes())
     report.write_page(folder)
     assert (folder / "README.md").read_text() == (BOOK / "README.md").read_text()
