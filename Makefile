@@ -104,10 +104,11 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 	$(PIP) --no-build-isolation --editable ".[docs]"
 	touch $@
 
-# The story and the viewer with two recorded runs, in build/site, for any web host.
-site: $(VENV)/.installed
-	$(BIN)/python docs/page_site.py build/site $(ADDRESS)
-	@echo "open build/site/story.html over HTTP, for instance with: $(BIN)/python -m http.server -d build/site"
+# The story, the viewer with recorded runs, and the documentation, in build/site, for any web host.
+site: $(VENV)/.installed-docs
+	ADDRESS=$(ADDRESS) $(BIN)/python -m sphinx -E -W --keep-going -q docs build/site/docs
+	$(BIN)/python docs/page_site.py build/site
+	@echo "open it over HTTP: $(BIN)/python -m http.server -d build/site"
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import mie
 
 sys.path.insert(0, str(Path(__file__).parent))  # for source_pages and page_site
 
-from page_site import write_site
+from page_site import STORY, write_site
 
 project = "mie"
 author = copyright = "mie contributors"
@@ -54,7 +55,8 @@ def mark_parameters(
 def add_story(app: Sphinx, exception: Exception | None) -> None:
     """Write the story and the viewer into the site, to which the front page leads."""
     if exception is None and app.builder.format == "html":
-        write_site(Path(app.outdir) / "story")
+        address = os.environ.get("ADDRESS", "")
+        write_site(Path(app.outdir) / "story", address and f"{address}{STORY}", "../index.html")
 
 
 def setup(app: Sphinx) -> None:
