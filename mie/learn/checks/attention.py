@@ -13,13 +13,14 @@ _HEADS = "heads / kv_heads neighbouring query heads share a head of keys and val
 def check_1(step: Any, solutions: Mapping[int, Any]) -> None:
     """Check `attention` and `generate` of step 1."""
     _attention(step.attention)
-    _generate(step.generate, whole=True)
+    _generate(step.generate, 5, 4, whole=True)
 
 
 def check_2(step: Any, solutions: Mapping[int, Any]) -> None:
     """Check `Cache.attend` and `generate` of step 2."""
     _cache(step)
-    _generate(step.generate, whole=False)
+    _generate(step.generate, 5, 4, whole=False)
+    _generate(step.generate, 2, 7, whole=False)
 
 
 def _weights(attention: Any, n: int, s: int) -> Any:
@@ -104,10 +105,10 @@ def _attention(attention: Any) -> None:
         )
 
 
-def _generate(generate: Any, whole: bool) -> None:
-    prompt, count = text_of("A", 5), 4
-    text = text_of("A", 5 + count)
-    probe, given = Probe({"A": [*text, *text_of("A", 12, text)[len(text) :]]}), list(prompt)
+def _generate(generate: Any, length: int, count: int, whole: bool) -> None:
+    """Check `generate` with a prompt of ``length`` tokens; with ``whole``, it has no cache."""
+    prompt, text = text_of("A", length), text_of("A", length + count)
+    probe, given = Probe({"A": text_of("A", 30)}), list(prompt)
     tokens = generate(probe, given, count)
     check_result(tokens, text, prompt)
     if given != prompt:
@@ -225,6 +226,12 @@ def _stored(cache: Any, before: Any, layer: int, begin: int, k: Any, v: Any) -> 
             "layers mixed",
             f"attend of layer {layer} has changed keys of layer {1 - layer}.",
             "Each layer has keys and values of its own: self.k[layer].",
+        )
+    if not (cache.k[layer, :begin] == before[layer, :begin]).all():
+        raise Broken(
+            "stored at a wrong place",
+            f"With length {begin}, the keys of earlier tokens have changed.",
+            "New keys and values lie behind the stored ones, at places length to length + n.",
         )
     if not (cache.k[layer, begin:end] == k).all():
         places = [i for i in range(len(cache.k[layer])) if (cache.k[layer, i] == k[0]).all()]

@@ -340,6 +340,15 @@ def _guess(guess: Any) -> None:
         [5],
         "The longest run of equal last tokens counts: try ``longest`` first, then fewer.",
     )
+    asked(
+        [7, 7],
+        1,
+        "nearest place",
+        [7],
+        "The last token may equal the token just before it. A place begins at len(tokens) - size - "
+        "1 "
+        "at the latest.",
+    )
     asked([1, 2, 5, 1, 2, 6, 1, 2], 1, "earliest place", [6], latest)
     asked(
         [1, 2, 3, 9, 1, 2],
@@ -358,6 +367,7 @@ def _verify(step: Any, solutions: Mapping[int, Any]) -> None:
     pool = solutions[3].Pool(probe, 12, 4)
     pool.free = [5, 2, 6, 0, 7, 3, 1, 4, 11, 9, 10, 8]
     seq = solutions[3].Sequence("A", text[:5], 30)
+    _short(step, solutions)
     wrong = [501, 502, 503]
     for num_right, wrongs in [(0, 0), (2, 1), (0, 2), (3, 0), (0, 1), (1, 2)]:
         known = len(seq.tokens)
@@ -365,6 +375,26 @@ def _verify(step: Any, solutions: Mapping[int, Any]) -> None:
         if wrongs == 2:  # a draft that is right at its place, behind a wrong one
             drafts[-1] = text[known + num_right + 1]
         _verified(step, probe, pool, seq, drafts, num_right)
+
+
+def _short(step: Any, solutions: Mapping[int, Any]) -> None:
+    """Check that a lack of blocks is reported."""
+    probe = Probe({"A": text_of("A", 20)})
+    pool, seq = solutions[3].Pool(probe, 1, 4), solutions[3].Sequence("A", text_of("A", 3), 9)
+    try:
+        step.verify(probe, pool, seq, probe.texts["A"][3:6])
+        seen = "raised nothing"
+    except MemoryError:
+        return
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        seen = f"raised {type(error).__name__}"
+    raise Broken(
+        "shortage not reported",
+        f"6 tokens need 2 blocks, 1 is free, and verify {seen}.",
+        "If pool.grow returns False, raise MemoryError: the tokens would have no slots.",
+    )
 
 
 def _verified(

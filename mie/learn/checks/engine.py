@@ -290,6 +290,50 @@ def check_5(step: Any, solutions: Mapping[int, Any]) -> None:
         for time, seq in zip(times, seqs.values(), strict=True):
             arrivals.setdefault(int(time), []).append(seq)
         driver.run(arrivals)
+    _admission(step, solutions)
+
+
+def _admission(step: Any, solutions: Mapping[int, Any]) -> None:
+    """Check batches that step 6 can have: forks exceed the budget, and prefixes are known."""
+    for num_blocks, budget in [(8, 1), (3, 20), (8, 20)]:
+        probe = Probe({})
+        pool = solutions[3].Pool(probe, num_blocks, 4)
+        engine = step.Engine(probe, pool, budget)
+        seqs = sequences(solutions[3].Sequence, A=(5, 9), B=(9, 9), C=(9, 9))
+        a, b, c = seqs.values()
+        a.table, a.num_computed, b.table, b.num_computed = [pool.take()], 4, [], 8
+        b.table = [pool.take(), pool.take()]
+        engine.running, engine.waiting = [a, b], [c]
+
+        def admit(seq: Any) -> bool:
+            seq.num_computed = 4
+            return True
+
+        engine.admit = admit
+        counts = {seq.name: count for seq, count in engine.schedule()}
+        if budget == 1 and counts != {"A": 1}:
+            raise Broken(
+                "count of a sequence",
+                f"A and B run with a budget of 1, and the counts are {counts}.",
+                "A sequence in the batch computes at least one token. Leave it out if the budget "
+                "is "
+                "spent.",
+            )
+        if num_blocks == 3 and len(engine.running) > 1:
+            raise Broken(
+                "admits after a preemption",
+                "With a known prefix that needs no blocks, schedule preempted B and admitted "
+                f"{engine.running[1].name}.",
+                "A step that preempts admits none. Otherwise a newcomer takes the blocks that were "
+                "just made free.",
+            )
+        if (num_blocks, budget) == (8, 20) and counts.get("C") != 5:
+            raise Broken(
+                "count of a sequence",
+                "4 of 9 tokens of C were computed when it was admitted, and it got the count "
+                f"{counts.get('C')}.",
+                "A newcomer computes the tokens that it misses: len(tokens) - num_computed.",
+            )
 
 
 def check_9(step: Any, solutions: Mapping[int, Any]) -> None:

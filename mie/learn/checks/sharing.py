@@ -224,6 +224,14 @@ def _other_growths(made: Any) -> None:
             "The next token is written at position num_computed, into a new block. Full blocks are "
             "never written, so they stay shared.",
         )
+    pool, seq = made(6, (2, 1), [])
+    if not pool.grow(seq, 7):
+        raise Broken(
+            "refused without need",
+            "The table has room, nothing is shared and no block is free: grow for 7 tokens "
+            "returned False.",
+            "Only a copy or a new block needs a free block.",
+        )
     pool, seq = made(6, (2, 2), [])
     result = pool.grow(seq, 7)
     if result is None or result or seq.table != [3, 1] or pool.holders[1] != 2:
