@@ -157,3 +157,14 @@ def test_a_node_that_was_read_from_a_disk_says_so():
     view.apply([("admit", other, 0, 2, 0), ("alloc", other, 0, (0, 1))])
     view.apply([("prefill", other, 0, 2, (0,)), ("seal", 0, None, None, (5, 6))])
     assert view.heat.cells() == {"0": [0, None]}
+
+
+def test_a_node_that_came_back_from_the_host_is_not_from_a_disk():
+    state, seq = State(block_size=2, num_blocks=4, num_host_blocks=4), (0, 0)
+    view = View(state, NodeText())
+    view.apply([("add", "a", 0, 0, 3, 1, 9), ("admit", seq, 0, 3, 0), ("alloc", seq, 0, (0, 1))])
+    view.apply([("prefill", seq, 0, 3, (0,)), ("export", seq, (1, 2)), ("close", seq)])
+    view.apply([("preempt", seq, None, "swap", "last", 0), ("resume", seq, 0, 4, 3, "swap")])
+    view.apply([("alloc", seq, 0, (2, 3)), ("import", seq, (1, 2), (2, 3))])
+    view.apply([("decode", (0,)), ("seal", 2, None, None, (5, 6))])
+    assert view.heat.cells() == {"2": [0, None]}

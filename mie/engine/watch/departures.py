@@ -91,6 +91,8 @@ class Departures:
         elif len(path) * size > position:
             has_states = manager.part(States) is not None
             reason = "no snapshot" if has_states else "window passed"
+        elif on_host > len(path) * size:
+            reason = "new"  # the tree does not reach as far as the blocks from a disk
         elif child := self._nearest(path[-1] if path else manager.prefix.roots.get(salt), rest):
             num_equal = num_common(child.tokens, rest)
             cached = child.tokens[num_equal : num_equal + NUM_SHOWN]

@@ -1,5 +1,6 @@
 """Test where and why a prompt departs from the prefix cache."""
 
+import gc
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from engines import run_to_end
 from mie import SamplingParams
 from mie.base.stats.departure import REASONS, Departure
 from mie.config.engine import EngineConfig
+from mie.disk.race import Race
 from mie.engine.engine import Engine
 from mie.engine.watch.metrics import snapshot_of
 from mie.load.engine import load_engine
@@ -46,6 +48,16 @@ def test_a_prompt_departs_at_the_first_other_token():
     assert longer == Departure(20, 28, "new", (), tuple(range(40, 48)))
 
 
+@pytest.mark.parametrize("other", [9, 3])
+def test_the_nearest_of_several_cached_prompts_is_shown(other: int):
+    engine = new_engine()
+    for start in ([5, 6, 7, 8], [5, other, 9, 9]):
+        departure(engine, [*start, *PROMPT])
+    found = departure(engine, [5, 6, 50, 51, *PROMPT])
+    assert found is not None
+    assert (found.position, found.cached) == (2, (7, 8))
+
+
 def test_another_salt_and_evicted_blocks_are_reasons():
     engine = new_engine(num_blocks=8)
     departure(engine, PROMPT, "a")
@@ -64,6 +76,22 @@ def test_a_state_that_was_not_kept_is_a_reason():
     found = departure(engine, [*PROMPT[:14], *range(40, 46)])
     assert found is not None
     assert (found.position, found.reason) == (0, "no snapshot")
+
+
+def test_a_path_on_a_disk_is_not_compared_with_a_shorter_one_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Race, "is_lost", lambda *_: False)
+    engine = new_engine(prefix_cache_dir=str(tmp_path / "cache"))
+    departure(engine, PROMPT)
+    del engine
+    gc.collect()  # it writes its blocks
+    engine = new_engine(prefix_cache_dir=str(tmp_path / "cache"))
+    found = departure(engine, [*PROMPT[:4], *range(50, 60)])
+    assert found == Departure(4, 14, "new", (), tuple(range(50, 58)))
+    longer = departure(engine, [*PROMPT, *range(40, 48)])
+    assert longer == Departure(20, 28, "new", (), tuple(range(40, 48)))
+    assert departure(engine, [*PROMPT, *range(40, 48)]) is None
 
 
 def test_a_prompt_without_a_cache_does_not_depart():
