@@ -19,6 +19,8 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "float32 weights": {"weight_dtype": "float32"},
     "int8 weights": {"quantization": "int8"},
     "int4 weights": {"quantization": "int4"},
+    "int8 activations": {"activations": "int8"},
+    "W4A8": {"quantization": "int4", "activations": "int8"},
     "fp8 cache": {"kv_cache_dtype": "fp8"},
     "int8 cache": {"kv_cache_dtype": "int8"},
 }
@@ -90,9 +92,9 @@ def digest_rows(model: str, backend: str, names: Collection[str] = ()) -> Iterat
         try:
             llm = LLM(model, backend=backend, max_model_len=length, **{**COMMON, **settings})
         except ConfigError as error:
-            if "quantization" not in settings:
+            if not {"quantization", "activations"} & settings.keys():
                 raise
-            yield Row(name=name, refused=str(error))  # the file is quantised
+            yield Row(name=name, refused=str(error))  # the file is quantised, or is not
             continue
         alone = [
             llm.generate(*each, use_tqdm=False)[0] for each in zip(prompts, params, strict=True)

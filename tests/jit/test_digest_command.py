@@ -31,7 +31,7 @@ def check(found: list[dict[str, Any]]) -> None:
     """Compare the rows of each model with the table."""
     for model in found:
         own = TABLE[Path(model["model"]).name]
-        for row in model["rows"]:
+        for row in (row for row in model["rows"] if not row["refused"]):
             assert row["alone"] == row["batch"] == own[row["name"]], (model["model"], row["name"])
 
 
@@ -45,7 +45,7 @@ def test_the_bundled_model_has_the_committed_digest(capsys: pytest.CaptureFixtur
 def test_all_settings_of_the_bundled_model(capsys: pytest.CaptureFixture[str]) -> None:
     [found] = run(capsys, "bundled")
     check([found])
-    digests = {row["name"]: row["alone"] for row in found["rows"]}
+    digests = {row["name"]: row["alone"] for row in found["rows"] if not row["refused"]}
     assert digests.keys() == TABLE["bundled"].keys()
     assert digests["1 thread"] == digests[ROW] == digests["float32 weights"]
     assert len({*digests.values()}) == len(digests) - 2
