@@ -47,7 +47,7 @@ from mie.model.decoder import Decoder
 from mie.ops.backend import Array, Backend
 from mie.sched.scheduler import Scheduler
 from mie.sched.speculation import Drafter
-from mie.speculate.costs import COSTS
+from mie.speculate.costs import costs_of
 from mie.speculate.drafter import LookupDrafter
 from mie.speculate.rule import RowCosts
 
@@ -136,7 +136,8 @@ def build_engine(
     """Load the weights, allocate the caches, and wire the parts of an engine."""
     model, backend, config = opened.config, chosen.backend, plan.config
     num_cached = plan.num_blocks * config.block_size
-    drafter = drafter or new_drafter(config, COSTS.get(backend.name), num_cached)
+    costs = costs_of(backend.name, config.activations)
+    drafter = drafter or new_drafter(config, costs, num_cached)
     if drafter and backend.has_decode_kernels and model.recurrent is not None:
         raise ConfigError(
             "speculative_config is not supported with recurrent layers on a GPU (leave it out, or "
@@ -225,15 +226,15 @@ def warn_of_fewer_seqs(given: EngineConfig, effective: EngineConfig) -> None:
         logger.warning(text, effective.max_num_seqs)
 
 
-def new_drafter(config: EngineConfig, costs: RowCosts | None, num_tokens: int) -> Drafter | None:
+def new_drafter(config: EngineConfig, costs: RowCosts, num_tokens: int) -> Drafter | None:
     """Return the drafter that the settings name, or None. It keeps ``num_tokens`` tokens at most.
 
-    ``costs`` are the backend's.
+    ``costs`` are the costs of the backend's steps.
     """
     wanted = speculation_of(config.speculative_config)
     if wanted is None:
         return None
-    return LookupDrafter(wanted, costs or COSTS["jit"], num_tokens)
+    return LookupDrafter(wanted, costs, num_tokens)
 
 
 def new_scheduler(

@@ -134,6 +134,7 @@ class Side:
             max_num_seqs=args.concurrency,
             max_model_len=args.max_model_len,
             enable_prefix_caching=False,
+            activations=args.activations,
             speculative_config=settings_of(name),
         )
         self.begin()
@@ -333,6 +334,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--max-model-len", type=int, default=4096)
     parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("--backend", default="jit")
+    parser.add_argument("--activations", default="float32", help="float32 or int8")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", help="prefix of a JSON and a Markdown file")

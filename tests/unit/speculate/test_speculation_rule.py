@@ -2,7 +2,7 @@
 
 import pytest
 
-from mie.speculate.costs import COSTS
+from mie.speculate.costs import COSTS, costs_of
 from mie.speculate.rule import RETRY, Record, RowCosts, Rule, Share
 
 
@@ -70,3 +70,10 @@ def test_the_length_is_the_one_with_most_tokens_for_its_time():
         sum(chance**index for index in range(count + 1)) / costs.of(1 + count) for count in range(8)
     ]
     assert rule.length(record, 3, 7, 1, 1) == rates.index(max(rates))
+
+
+def test_rounded_activations_have_costs_of_their_own_where_a_backend_has_them() -> None:
+    assert costs_of("jit", "int8") is COSTS["jit int8"]
+    assert costs_of("jit", "float32") is COSTS["jit"]
+    assert costs_of("numpy", "int8") is COSTS["numpy"]
+    assert costs_of("mine", "float32") is COSTS["jit"]
