@@ -229,17 +229,32 @@ def _put_quantised(groups: NDArray[Any], row: int, block: QuantisedRows, form: F
         codes = np.pad(codes, [(0, 0), (0, padding)])
     if form.codes == "int4":
         if form.has_offsets:
-            codes = codes.reshape(-1, INPUTS_OF_WORD, words_of_block(form.group)).swapaxes(1, 2)
-            codes = codes.reshape(-1, INPUTS_OF_WORD)
+            codes = _words(codes, words_of_block(form.group))
         else:  # the first input is the highest nibble
             codes = codes.reshape(-1, INPUTS_OF_WORD)[:, ::-1] & np.uint8(15)
             floats = "scale_units" if form.has_units else "scales"
             planes[floats] = planes[floats] * np.float32(1 / SIGNED_NIBBLE)
-        codes = pack_nibbles(codes).view("<u4")
+            codes = pack_nibbles(codes).view("<u4")
     elif groups["codes"].dtype == np.uint32:
         codes = codes.reshape(-1, BYTES_OF_WORD)[:, ::-1].copy().view("<u4")
     for name, plane in (planes | {"codes": codes}).items():
         _put(groups[name], row, plane.reshape(len(block), *groups[name].shape[1:-1]))
+
+
+def _words(codes: NDArray[np.uint8], width: int) -> NDArray[Any]:
+    """Return blocks of codes as ``width`` words each, in the order of `layout.words_of_block`.
+
+    Nibble k of word j is the code k * width + j of a block. The codes of neighbouring nibbles are
+    joined for all words of a block at once.
+    """
+    numbers = np.ascontiguousarray(codes).reshape(-1).view(f"<u{width}")
+    joined = numbers[::2] | numbers[1::2] << 4
+    of_words = joined.view(np.uint8).reshape(-1, INPUTS_OF_WORD // 2, width)
+    words = np.empty((len(of_words), width, INPUTS_OF_WORD // 2), np.uint8)
+    for byte in range(INPUTS_OF_WORD // 2):
+        for word in range(width):
+            words[:, word, byte] = of_words[:, byte, word]
+    return words.view("<u4")
 
 
 def _put(panels: NDArray[Any], row: int, block: NDArray[Any]) -> None:

@@ -42,16 +42,27 @@ def decode(kind: str, raw: Bytes) -> QuantisedRows:
     return QuantisedRows.of_kept(form, rows)
 
 
+def _whole(parts: Bytes) -> Bytes:
+    """Return parts of blocks [..., m] as an array of their own.
+
+    NumPy copies an element of m bytes ten times as fast as m elements.
+    """
+    copied: Bytes = np.ascontiguousarray(parts.view(f"V{parts.shape[-1]}")).view(np.uint8)
+    return copied
+
+
 def _half(blocks: Bytes, place: int) -> NDArray[np.float32]:
     """Return the float16 at byte ``place`` of each block, as [n, 1]."""
-    return np.ascontiguousarray(blocks[:, place : place + 2]).view("<f2").astype(np.float32)
+    return _whole(blocks[:, place : place + 2]).view("<f2").astype(np.float32)
 
 
 def _halves(packed: Bytes) -> Bytes:
     """Split the last axis [m] of bytes into [2, m]: their low halves, then their high halves."""
+    packed, element = _whole(packed), f"V{packed.shape[-1]}"
     halves = np.empty((*packed.shape[:-1], 2, packed.shape[-1]), np.uint8)
-    np.bitwise_and(packed, 15, out=halves[..., 0, :])
-    np.right_shift(packed, 4, out=halves[..., 1, :])
+    elements = halves.view(element)
+    elements[..., 0, :] = (packed & 15).view(element)
+    elements[..., 1, :] = (packed >> 4).view(element)
     return halves
 
 
@@ -64,7 +75,7 @@ def _signed(codes: Bytes, zero: int) -> NDArray[np.int8]:
 
 
 def _q8_0(blocks: Bytes) -> Parts:
-    return blocks[:, 2:].view(np.int8), _half(blocks, 0), None
+    return _whole(blocks[:, 2:]).view(np.int8), _half(blocks, 0), None
 
 
 def _q4_0(blocks: Bytes) -> Parts:

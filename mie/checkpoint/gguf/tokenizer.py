@@ -114,6 +114,9 @@ class _Vocabulary:
     @cached_property
     def ids(self) -> dict[str, int]:
         """The id of each token that is in use."""
+        ids = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
+        if len(ids) == len(self.tokens) and "" not in ids and _UNUSED not in self.kinds:
+            return ids
         used = [
             (token, index)
             for index, (token, kind) in enumerate(zip(self.tokens, self.kinds, strict=True))
