@@ -27,7 +27,7 @@ from mie.load.engine import load_engine
 from mie.load.settings import LoadSettings
 
 GOLDEN = Path(__file__).parent / "golden" / "models"
-MODELS = ("qwen3_tied", "gemma3_two_ropes", "mistral_window", "qwen35_delta", "granite4_mamba")
+MODELS = ("qwen3_tied", "gemma3_two_ropes", "qwen3_layer_types", "qwen35_delta", "granite4_mamba")
 MAX_STEPS = 5000
 """Steps after which a life counts as hung."""
 

@@ -190,7 +190,7 @@ class Scenario:
         tier = tier_of(engine)
         limit_store(tier.store, self._max_bytes)
         self._watch(tier.store)
-        ticks = self._ticks(rng.choice([0.0, 0.0, 0.0, 1.0]))
+        ticks = self._ticks(rng.choice([0.0, 0.0, 0.0, 1e9]))
         tier.clock = lambda: next(ticks)
         return engine
 

@@ -20,9 +20,9 @@ MODEL = Path(__file__).parents[2] / "golden" / "models" / "qwen3_tied"
 PROMPTS = ([*range(5, 25)], [*range(30, 50)])
 
 
-def new_engine(folder: Path) -> Engine:
+def new_engine(folder: Path, num_blocks: int = 40) -> Engine:
     config = EngineConfig(
-        num_blocks=40, block_size=4, max_model_len=32, prefix_cache_dir=str(folder)
+        num_blocks=num_blocks, block_size=4, max_model_len=32, prefix_cache_dir=str(folder)
     )
     return load_engine(MODEL, LoadSettings(engine=config, backend="numpy"), use_tqdm=False)
 
@@ -42,14 +42,24 @@ def metrics_of(engine: Engine) -> dict[str, float]:
     }
 
 
+MIB = 1 << 20
+
+
 def test_reading_wins_until_both_were_measured():
     race = Race()
-    assert not race.is_lost(1000, 1)
+    assert not race.is_lost(1 << 40, 1)
     race.computed(10, 1.0)
-    assert not race.is_lost(1000, 1)
-    race.read(100, 1.0)
-    assert race.is_lost(1000, 1)
-    assert not race.is_lost(1000, 1000)
+    assert not race.is_lost(64 * MIB, 1)
+    race.read(64 * MIB, 64.0)
+    assert race.is_lost(64 * MIB, 1)
+    assert not race.is_lost(64 * MIB, 1000)
+
+
+def test_a_small_read_that_had_to_wait_decides_nothing():
+    race = Race()
+    race.computed(32, 0.2)
+    race.read(MIB // 2, 0.5)
+    assert not race.is_lost(170 * MIB, 4000)
 
 
 def test_the_fastest_step_and_the_latest_reads_count():
@@ -57,18 +67,18 @@ def test_the_fastest_step_and_the_latest_reads_count():
     race.computed(10, 10.0)
     race.computed(10, 1.0)
     race.computed(10, 5.0)
-    race.read(100, 100.0)
-    assert race.is_lost(1, 1)
-    for _ in range(10):
-        race.read(100, 0.1)
-    assert not race.is_lost(1, 1)
+    race.read(64 * MIB, 640.0)
+    assert race.is_lost(MIB, 1)
+    for _ in range(4):
+        race.read(64 * MIB, 0.1)
+    assert not race.is_lost(MIB, 1)
 
 
 def test_a_slow_disk_is_tried_again():
     race = Race()
     race.computed(1, 1.0)
-    race.read(1, 10.0)
-    losses = [race.is_lost(1, 1) for _ in range(30)]
+    race.read(64 * MIB, 640.0)
+    losses = [race.is_lost(MIB, 1) for _ in range(30)]
     assert losses[0]
     assert not losses[-1]
 
@@ -85,7 +95,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_slow_disk_is_a_miss_with_this_reason(folder: Path):
     engine = new_engine(folder)
     ticks = count()
-    tier_of(engine).clock = lambda: float(next(ticks))
+    tier_of(engine).clock = lambda: 1e9 * next(ticks)
     first, second = (ask(engine, prompt) for prompt in PROMPTS)
     assert (first.metrics.num_cached_tokens, second.metrics.num_cached_tokens) == (16, 0)
     assert second.metrics.departure is not None
@@ -127,3 +137,17 @@ def test_a_process_writes_the_blocks_that_it_has_when_the_writer_has_ended(tmp_p
     tier_of(last).clock = lambda: 0.0
     assert [ask(last, prompt).metrics.num_cached_tokens for prompt in PROMPTS] == [16, 16]
     tier_of(last).close()
+
+
+def test_a_process_that_takes_over_forgets_evicted_blocks(tmp_path: Path):
+    writer, reader = new_engine(tmp_path), new_engine(tmp_path, num_blocks=8)
+    for start in range(5, 45, 10):
+        ask(reader, [*range(start, start + 22)])
+    tier_of(writer).close()
+    last = [*range(20, 42)]
+    ask(reader, last)
+    tier_of(reader).close()
+    assert tier_of(reader).store.stats.num_written >= 5
+    engine = new_engine(tmp_path)
+    assert ask(engine, last).metrics.num_cached_tokens == 20
+    tier_of(engine).close()
