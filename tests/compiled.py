@@ -49,7 +49,7 @@ def jit_backend(
 def planes_of(cache: JitCache) -> NDArray[Any]:
     """Return a copy of the elements of a cache as [L, 2, N, B, Hkv, Dh]."""
     size, dim = cache.shape.block_size, _padded(cache.shape.head_dim)
-    keys, values = cache.elements[:, 0], cache.elements[:, 1]
+    keys, values = _heads_of(cache, cache.elements).swapaxes(0, 1)
     heads = keys.shape[:3]  # L, Hkv, N
     if size % LANES == 0:
         keys = keys.reshape(*heads, -1, dim, LANES).swapaxes(-1, -2)
@@ -60,7 +60,7 @@ def planes_of(cache: JitCache) -> NDArray[Any]:
 def scales_of(cache: JitCache) -> NDArray[np.float32]:
     """Return a copy of the scales of a cache as [L, 2, N, B, Hkv]."""
     assert cache.scales is not None
-    return np.moveaxis(cache.scales, 2, 4).copy()
+    return np.moveaxis(_heads_of(cache, cache.scales), 2, 4)
 
 
 def fill_cache(
@@ -77,11 +77,25 @@ def fill_cache(
     heads = keys.shape[:3]
     if size % LANES == 0:
         keys = keys.reshape(*heads, -1, LANES, dim).swapaxes(-1, -2)
-    for number, each in enumerate((keys, values)):
-        cache.elements[:, number] = each.reshape(*heads, -1)
+    both = np.stack([each.reshape(*heads, -1) for each in (keys, values)], axis=1)
+    _set_heads(cache.elements, both)
     if scales is not None:
         assert cache.scales is not None
-        cache.scales[...] = np.moveaxis(scales, 4, 2)
+        _set_heads(cache.scales, np.moveaxis(scales, 4, 2))
+
+
+def _heads_of(cache: JitCache, array: NDArray[Any]) -> NDArray[Any]:
+    """Return a copy of regions of a cache as [L, 2, Hkv, N, ...]."""
+    heads = np.moveaxis(array, (0, 4), (3, 1))  # L, 2, Hkv, and the places of a block
+    heads = heads.reshape(*heads.shape[:3], -1, array.shape[-1])
+    return heads[:, :, :, : cache.shape.num_blocks].copy()
+
+
+def _set_heads(array: NDArray[Any], heads: NDArray[Any]) -> None:
+    """Overwrite the blocks of a cache with [L, 2, Hkv, N, ...]."""
+    for block in range(heads.shape[3]):
+        region, place = divmod(block, LANES)
+        array[region, :, :, place // 4, :, place % 4] = heads[:, :, :, block].swapaxes(1, 2)
 
 
 def _padded(head_dim: int) -> int:

@@ -282,7 +282,7 @@ class JitBackend(Backend):
             f"rope_write[{cache.elements.dtype.name}]", NUM_TOKENS, ROW_TILE, 1,
             qkv, rope_table, out, *cache.planes(layer),
             num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, NUM_TOKENS,
-            shape.num_blocks, batch.group,
+            cache.num_heads, batch.group,
         )  # fmt: skip
         return out
 
@@ -303,7 +303,7 @@ class JitBackend(Backend):
         out, stored = program.value(NUM_TOKENS, *q.tail), cache.elements.dtype.name
         program.emit(
             f"attend[{stored}]", layout.NUM_ITEMS, 1, shape.num_kv_heads,
-            q, *cache.planes(layer), out, shape.num_blocks,
+            q, *cache.planes(layer), out, cache.num_heads,
             num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, window or 0,
             1 / math.sqrt(shape.head_dim),
             *self.recorder.multipliers(f"[{stored}]"), float(soft_cap or 0), sinks, batch.group,

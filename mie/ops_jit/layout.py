@@ -52,6 +52,10 @@ SEGMENT_NUMBERS = 3
 """Words after the codes of a segment of a rounded row: scale, first sum, and sum of the codes."""
 ROUNDED_GROUPS = 16
 """Groups of 32 inputs of a row that a tile rounds."""
+REGION = 16
+"""Blocks of a region of the cache. `mie.memory.pool` lets a table begin with a region."""
+RUN = 4
+"""Blocks of a head whose keys are adjacent. The values of these blocks follow."""
 
 QUERY_ROWS = 48
 """Rows of attention that one tile scores: queries times the heads of a group."""

@@ -5,9 +5,10 @@ groups of inputs: 16 scales, perhaps 16 offsets, and 16 codes for each input. Wh
 units, all groups of a unit are together: 16 units, perhaps the units of offsets, the bytes of the
 scales and of the offsets, and then the codes.
 
-A block of a head in the cache is also a panel. A head's blocks are adjacent, so that a sequence
-with adjacent blocks is read as one stream, and in huge pages. Both matter: one thread of an EPYC
-reads 36 GB/s like this, 12 from blocks anywhere, and 13 in order from small pages.
+The cache is regions of 16 blocks, in huge pages. A region has all layers, so that a short chat
+touches one region. The blocks of a head in a region are adjacent: the keys of four blocks, the
+values of these, and so on. Attention reads them in this order, as one stream. docs/jit.md measures
+other layouts.
 
 The keys and the values of a block's head are B x Dh elements each, with Dh padded to a multiple of
 16. Keys are [B / 16, Dh, 16], so that 16 positions are the lanes of a vector. If B is not a
@@ -40,6 +41,8 @@ from mie.ops_jit.layout import (
     K_BLOCK,
     LANES,
     PANELS,
+    REGION,
+    RUN,
     SIGNED_NIBBLE,
     format_name,
     inputs_together,
@@ -280,32 +283,49 @@ class JitCache:
     """Keys and values, and the scales of a cache of one byte an element."""
 
     shape: KVCacheShape
-    elements: NDArray[Any]  # [L, 2, Hkv, N, B * padded(Dh)]
-    scales: NDArray[np.float32] | None  # [L, 2, Hkv, N, B]
+    elements: NDArray[Any]  # [ceil(N / 16), L, Hkv, 4, 2, 4, B * padded(Dh)]
+    scales: NDArray[np.float32] | None  # [ceil(N / 16), L, Hkv, 4, 2, 4, B]
 
     @classmethod
     def new(cls, shape: KVCacheShape, dtype: np.dtype[Any]) -> JitCache:
         """Return a cache of zeros."""
-        dims = (shape.num_layers, 2, shape.num_kv_heads, shape.num_blocks)
+        num_regions = ceil_div(shape.num_blocks, REGION)
+        dims = (num_regions, shape.num_layers, shape.num_kv_heads, REGION // RUN, 2, RUN)
         elements = zeros((*dims, shape.block_size * padded(shape.head_dim)), dtype, huge=True)
         has_scales = dtype in QUANTIZED.values()
         scales = zeros((*dims, shape.block_size), np.float32) if has_scales else None
         return cls(shape, elements, scales)
 
     def planes(self, layer: int) -> tuple[NDArray[Any] | None, ...]:
-        """Return the keys and the values of a layer, and the scales of each, if there are any."""
-        scales = (None, None) if self.scales is None else self.scales[layer]
-        return (*self.elements[layer], *scales)
+        """Return where a layer's keys and values begin, and the scales of each, if there are any.
+
+        Kernels find a block of a head from there (`kernels.elementwise.place_of`).
+        """
+        scales = (None, None) if self.scales is None else self.scales[0, layer, 0, 0]
+        return (*self.elements[0, layer, 0, 0], *scales)
+
+    @property
+    def num_heads(self) -> int:
+        """The number of heads of all layers."""
+        return self.shape.num_layers * self.shape.num_kv_heads
+
+
+def _at(block_ids: Any) -> tuple[Any, ...]:
+    """Return the index of a block, or of several. The result has [L, Hkv, 2, ...] of each."""
+    every = slice(None)
+    in_region = block_ids % REGION
+    return block_ids // REGION, every, every, in_region // RUN, every, in_region % RUN
 
 
 def move_blocks(source: JitCache, target: JitCache, src: Sequence[int], dst: Sequence[int]) -> None:
-    """Copy whole blocks, in every plane. All are read before any is written."""
+    """Copy whole blocks. All are read before any is written."""
+    read, written = (_at(np.asarray(block_ids, np.int64)) for block_ids in (src, dst))
     for own, other in ((source.elements, target.elements), (source.scales, target.scales)):
         if own is not None and other is not None:
-            other[:, :, :, np.asarray(dst, np.int64)] = own[:, :, :, np.asarray(src, np.int64)]
+            other[written] = own[read]
 
 
 def planes_of(cache: JitCache, block_id: int) -> list[NDArray[Any]]:
-    """Return views of the elements of a block, and of the scales if there are any."""
+    """Return views [L, 2, Hkv, ...] of a block's elements, and of the scales if there are any."""
     arrays = [cache.elements] if cache.scales is None else [cache.elements, cache.scales]
-    return [array[:, :, :, block_id] for array in arrays]
+    return [array[_at(block_id)].swapaxes(1, 2) for array in arrays]

@@ -158,7 +158,8 @@ class Parts:
             head_dim=shape.head_dim,
         )
         cache = self._backend.new_kv_cache(cache_shape)
-        cache.elements[...] = self._rng.standard_normal(cache.elements.shape)
+        for region in cache.elements:
+            region[...] = self._rng.standard_normal(region.shape)
 
         def programs(count: int) -> list[Callable[[], float]]:
             length = self._context + count

@@ -26,6 +26,7 @@ from mie.ops.backend import KVCacheShape
 from mie.ops.weights.quantised import Form
 from mie.ops_jit import jit_backend as backend_module
 from mie.ops_jit import program, recorder, step
+from mie.ops_jit.layout import REGION
 from mie.ops_jit.memory import JitCache, JitMatrix
 from mie.ops_jit.team import Team
 
@@ -131,13 +132,16 @@ def caches(step: int) -> None:
     settings = [*itertools.product((2, 6, 20, 64, 80), kinds, operators.BLOCK_SIZES)]
     for head_dim, stored, block_size in settings[::step]:
         num_blocks = sum(-(-length // block_size) for _, length in sequences)
-        batch = step_batch(sequences, block_size, num_blocks)
+        spare = -num_blocks % REGION
+        whole = [*sequences, (1, spare * block_size)] if spare else sequences
+        num_blocks += spare
+        batch = step_batch(whole, block_size, num_blocks)
         shape = KVCacheShape(
             num_layers=1, num_blocks=num_blocks, block_size=block_size, num_kv_heads=2,
             head_dim=head_dim,
         )  # fmt: skip
         cache = JitCache.new(shape, CACHES[stored])
-        table = backend.load_rope(1 / 10.0 ** np.arange(head_dim // 2), 1.0, 530)
+        table = backend.load_rope(1 / 10.0 ** np.arange(head_dim // 2), 1.0, 2000)
         qkv = guarded(operators.normal(len(batch.positions), 10, head_dim))
         q = backend.rope_write_kv(qkv, table, cache, 0, batch)
         for window in (None, 3, 65):

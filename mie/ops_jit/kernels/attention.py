@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mie.ops_jit import layout
-from mie.ops_jit.kernels.elementwise import capped
+from mie.ops_jit.kernels.elementwise import capped, place_of
 from mie.ops_jit.kernels.formats import Format
 from mie.ops_jit.kernels.products import call_multiply
 from mie.ops_jit.kernels.vectors import (
@@ -35,7 +35,7 @@ from mie.ops_jit.kernels.vectors import (
     word,
     words,
 )
-from mie.ops_jit.layout import KEY_TILE, PART
+from mie.ops_jit.layout import KEY_TILE, PART, RUN
 
 LOWEST = np.float32(-3e38)
 """The largest score so far where there is none. It is finite, so that differences are numbers."""
@@ -100,15 +100,17 @@ def attend(fmt: Format) -> Callable[..., None]:
     def slot_of(args, table, head, position):
         """Return the place of a position among the slots of all heads."""
         block_size = word(args, 10)
-        block = head * word(args, 6) + word(table, position // block_size)
-        return block * block_size + position % block_size
+        place = place_of(word(table, position // block_size), head, word(args, 6))
+        return place * block_size + position % block_size
 
     @kernel_function
     def adjacent(args, table, position, end):
         """Return how far memory has the positions from this one on in order, at most ``end``."""
         block_size = word(args, 10)
         block = position // block_size + 1
-        while block * block_size < end and word(table, block) == word(table, block - 1) + 1:
+        while block * block_size < end and word(table, block) % RUN != 0:
+            if word(table, block) != word(table, block - 1) + 1:
+                break
             block += 1
         return min(block * block_size, end)
 
@@ -119,8 +121,10 @@ def attend(fmt: Format) -> Callable[..., None]:
         multiply, wide = words(args + 8 * 13, 2)
         for group in range(start, end, 16):
             out = scores + (group - start) * 4
+            scales = packed
             if word(args, 10) % 16 == 0:
-                panel = keys + slot_of(args, table, head, group) * padded * itemsize
+                slot = slot_of(args, table, head, group)
+                scales, panel = key_scales + slot * 4, keys + slot * padded * itemsize
                 call_multiply(
                     multiply, q, dim * 4, panel, 0, 16 * itemsize, 0, dim, out, 256, rows, 1, 0
                 )
@@ -132,10 +136,12 @@ def attend(fmt: Format) -> Callable[..., None]:
                         for j in range(min(16, dim - d)):
                             set_number(packed + 64, (d + j) * 16 + i, number(packed, j))
                 call_multiply(wide, q, dim * 4, packed + 64, 0, 64, 0, dim, out, 256, rows, 1, 0)
+                if has_scales:
+                    for i in range(min(16, end - group)):
+                        at = slot_of(args, table, head, group + i)
+                        set_number(packed, i, number(key_scales, at))
             if has_scales:
-                for i in range(min(16, end - group)):
-                    set_number(packed, i, number(key_scales, slot_of(args, table, head, group + i)))
-                scale = load_first(packed, end - group)
+                scale = load_first(scales, end - group)
                 for row in range(rows):
                     at = out + row * 256
                     store(at, load(at) * scale)
@@ -229,9 +235,9 @@ def attend(fmt: Format) -> Callable[..., None]:
     def kernel(args, step, tile, scratch):
         """Attend from the queries of an item to one KV head.
 
-        Arguments: q, keys, values, their scales, out, N, Hq, Hkv, Dh, B, the window or 0,
-        the scale, the kernels that multiply by the format and by float32, the soft cap or 0, the
-        sinks or 0, and the group of the tables to read.
+        Arguments: q, keys, values, their scales, out, the heads of all layers, Hq, Hkv, Dh, B, the
+        window or 0, the scale, the kernels that multiply by the format and by float32, the soft cap
+        or 0, the sinks or 0, and the group of the tables to read.
         """
         q, _, _, _, _, out, _, heads, kv_heads, dim, _, window = words(args, 12)
         padded, group = (dim + 15) // 16 * 16, heads // kv_heads

@@ -33,7 +33,16 @@ from mie.ops_jit.kernels.vectors import (
     word,
     words,
 )
-from mie.ops_jit.layout import K_BLOCK, LOGITS_ROWS, POSITIONS, ROW_TILE, SLOTS, TOKEN_IDS
+from mie.ops_jit.layout import (
+    K_BLOCK,
+    LOGITS_ROWS,
+    POSITIONS,
+    REGION,
+    ROW_TILE,
+    RUN,
+    SLOTS,
+    TOKEN_IDS,
+)
 
 ONE = np.float32(1)
 STEEPNESS, LIMIT = np.float32(CLAMP_SLOPE), np.float32(CLAMP_LIMIT)
@@ -176,6 +185,16 @@ def embed(fmt: Format) -> Callable[..., None]:
     return kernel
 
 
+@kernel_function
+def place_of(block, head, all_heads):
+    """Return the place of a block of a head among the keys of a layer, or among the values.
+
+    ``all_heads`` is the number of heads of all layers.
+    """
+    place = (block // REGION * all_heads + head) * REGION + block % REGION
+    return place + place // RUN * RUN
+
+
 def rope_write(fmt: Format) -> Callable[..., None]:
     """Return the kernel that rotates queries and keys, and writes a cache of this format.
 
@@ -219,10 +238,10 @@ def rope_write(fmt: Format) -> Callable[..., None]:
         """Rotate heads, and write a cache.
 
         Arguments: qkv, the rotations, q, keys, values, their scales, Hq, Hkv, Dh, B, the word with
-        T, N, the group of the slots to write.
+        T, the heads of all layers, the group of the slots to write.
         """
         qkv, table, q, keys, values, key_scales, value_scales = words(args, 7)
-        heads, kv_heads, dim, block_size, rows_word, num_blocks, group = words(args + 8 * 7, 7)
+        heads, kv_heads, dim, block_size, rows_word, all_heads, group = words(args + 8 * 7, 7)
         padded = (dim + 15) // 16 * 16
         positions = word(step, POSITIONS)
         slots = word(step, SLOTS) + group * word(step, rows_word) * 8
@@ -238,7 +257,7 @@ def rope_write(fmt: Format) -> Callable[..., None]:
             slot = word(slots, row)
             block, offset = slot // block_size, slot % block_size
             for head in range(kv_heads):
-                base = (head * num_blocks + block) * block_size
+                base = place_of(block, head, all_heads) * block_size
                 at = base * padded * itemsize
                 rotate(own + (heads + head) * dim * 4, cos_sin, scratch, dim // 2)
                 if largest > 0:
