@@ -118,6 +118,7 @@ def load_engine(
         cache = settings.dtype if cache == "auto" else cache
         text = "weights are kept in %s and the KV cache in %s; a CPU computes in float32"
         logger.info(text, settings.dtype, cache)
+    logger.info("%s", plan.cache_line())
     logger.info("memory plan:\n%s", plan.table())
     return engine
 

@@ -34,6 +34,12 @@ DEFAULT_KV_CACHE_BYTES = 4 << 30
 It is also at most a quarter of the memory that is left there. A GPU's own memory may be filled.
 """
 
+DEFAULT_CONTEXTS, DEFAULT_TOKENS = 2, 512
+"""What the KV cache has room for by default, in memory that other programs share.
+
+These are so many contexts of ``max_model_len``, or so many tokens for each of ``max_num_seqs``.
+"""
+
 DEFAULT_SWAP_BYTES = 4 << 30
 """Default maximum of host memory for swapped blocks, and at most a quarter of the rest."""
 
@@ -62,6 +68,8 @@ class MemoryPlan:
     state_bytes: int
     """Bytes of a slot."""
     num_blocks: int
+    reason: str
+    """Why there are so many blocks, in words."""
     num_host_blocks: int
     num_host_states: int
     """Slots for the states of swapped-out sequences."""
@@ -129,6 +137,14 @@ class MemoryPlan:
             f"({remedy or 'end other programs, or use a smaller model'})"
         )
 
+    def cache_line(self) -> str:
+        """Return the size of the KV cache and the reason of it, in a line."""
+        size = self.num_blocks * self.block_bytes / 2**20
+        return (
+            f"the KV cache has {self.num_blocks} blocks: {size:,.1f} MiB if all are used, and "
+            f"{self.capacity(self.num_blocks):,} tokens ({self.reason})"
+        )
+
     def table(self) -> str:
         """Return a table of the memory that each part needs."""
         cache = f"KV cache, {self.num_blocks} blocks of {self.config.block_size} tokens"
@@ -181,9 +197,10 @@ def plan_memory(
     state_bytes = _state_bytes(model, backend)
     num_states = num_states_of(config, state_bytes, budget)
     taken = num_states * state_bytes
-    of_a_sequence, of_a_token = (blocks_needed(config, model, [n]) for n in (max_model_len, 1))
+    lengths = max_model_len, min(max_model_len, DEFAULT_TOKENS), 1
+    needed = [blocks_needed(config, model, [length]) for length in lengths]
     affordable = max(0, budget - taken) // block_bytes
-    num_blocks = _num_blocks(config, of_a_sequence, of_a_token, block_bytes, affordable)
+    num_blocks, reason = _num_blocks(config, needed, block_bytes, affordable, memory.is_shared)
     taken += num_blocks * block_bytes
     host_left = left - taken if memory.is_shared else available_bytes()
     num_host_blocks, num_host_states = sizes_on_host(config, block_bytes, state_bytes, host_left)
@@ -200,6 +217,7 @@ def plan_memory(
         num_states=num_states,
         state_bytes=state_bytes,
         num_blocks=num_blocks,
+        reason=reason,
         num_host_blocks=num_host_blocks,
         num_host_states=num_host_states,
         layout=layout,
@@ -318,13 +336,14 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def _num_blocks(
-    config: EngineConfig, of_a_sequence: int, of_a_token: int, block_bytes: int, affordable: int
-) -> int:
-    """Return the number of blocks.
+    config: EngineConfig, needed: Sequence[int], block_bytes: int, affordable: int, is_shared: bool
+) -> tuple[int, str]:
+    """Return the number of blocks, and the reason.
 
-    A sequence of the maximum length has ``of_a_sequence``, and the shortest has ``of_a_token``.
+    A sequence needs so many at the maximum length, with `DEFAULT_TOKENS`, and with one token.
     """
-    given = config.num_blocks
+    of_a_sequence, of_some, of_a_token = needed
+    given, seats = config.num_blocks, config.max_num_seqs
     if config.kv_cache_memory_bytes is not None:
         given = _blocks_of(config.kv_cache_memory_bytes, config, block_bytes)
     if given is not None:
@@ -333,10 +352,23 @@ def _num_blocks(
                 f"the KV cache has {given} blocks; the model's layers are in {of_a_token} groups, "
                 f"and a token takes a block of each (raise num_blocks to at least {of_a_token})"
             )
-        return given
+        return given, "as the settings say"
+    contexts = seats
+    if is_shared:  # what is not needed is left to other programs
+        contexts = min(seats, DEFAULT_CONTEXTS)
+    wanted, reason = contexts * of_a_sequence, f"room for {contexts} × max_model_len"
+    if seats * of_some > wanted:
+        wanted = seats * of_some
+        reason = f"room for {seats} sequences of at most {DEFAULT_TOKENS} tokens"
     # Keep a length that was asked for. The model's own is only a maximum.
     at_least = of_a_token if config.max_model_len is None else of_a_sequence
-    return min(config.max_num_seqs * of_a_sequence, max(at_least, affordable))
+    most = max(at_least, affordable)
+    if wanted <= most:
+        return wanted, reason
+    if most > affordable:
+        return most, "room for the max_model_len of the settings"
+    share = "4 GiB, and a quarter of the memory that is left" if is_shared else "the memory left"
+    return most, f"at most {share}"
 
 
 def sizes_on_host(

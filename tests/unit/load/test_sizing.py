@@ -72,6 +72,31 @@ def test_a_quarter_of_shared_memory_and_all_of_a_gpus_is_used():
     assert planned(101 * BLOCK, is_shared=False).num_blocks == 101
 
 
+def test_shared_memory_is_used_for_two_contexts_or_a_part_of_each_seats():
+    """With memory to spare, the number of blocks follows from the settings alone."""
+    context, of_a_seat = CONTEXT // 16, min(CONTEXT, 512) // 16
+    for seats in (1, 2, 3, 64):
+        plan = planned(1 << 40, max_num_seqs=seats)
+        wanted = max(min(seats, 2) * context, seats * of_a_seat)
+        assert plan.num_blocks == min(wanted, sizing.DEFAULT_KV_CACHE_BYTES // BLOCK)
+        assert planned(1 << 40, is_shared=False, max_num_seqs=seats).num_blocks == seats * context
+        assert planned(1 << 40, max_num_seqs=seats, num_blocks=7).num_blocks == 7
+
+
+def test_one_line_says_why_the_cache_has_its_size():
+    line = f"the KV cache has 7 blocks: {7 * BLOCK / 2**20:,.1f} MiB if all are used, and 112"
+    assert planned(1 << 40, num_blocks=7).cache_line().startswith(line)
+    for settings, reason in (
+        ({"num_blocks": 7}, "as the settings say"),
+        ({"max_num_seqs": 1}, "room for 1 × max_model_len"),
+        ({"max_num_seqs": 2}, "room for 2 × max_model_len"),
+        ({"max_num_seqs": 64}, "room for 64 sequences of at most 512 tokens"),
+    ):
+        assert planned(1 << 40, **settings).cache_line().endswith(f"({reason})")
+    assert "a quarter of the memory that is left" in planned(101 * BLOCK).cache_line()
+    assert "max_model_len" in planned(40 * BLOCK, max_model_len=CONTEXT).cache_line()
+
+
 def test_the_table_shows_the_memory_that_is_left_to_answers():
     """A server holds the log-probabilities of answers to it, unless a setting replaces it."""
     plan = planned(801 * BLOCK, num_blocks=1)
