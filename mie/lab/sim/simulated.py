@@ -1,10 +1,13 @@
 """Assemble the real scheduler and memory with the simulator's runner and clock."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TextIO
+from typing import TextIO, cast
 
 from mie.config.engine import EngineConfig
 from mie.config.speculation import speculation_of
+from mie.disk.mover import Mover
+from mie.disk.tier import DiskTier, Store
 from mie.engine.engine import Engine
 from mie.engine.watch.metrics import EngineMetrics
 from mie.errors import ConfigError
@@ -138,6 +141,22 @@ class SimRunner:
         }
 
 
+class SimMover:
+    """A `mie.disk.mover.Mover` of blocks without contents."""
+
+    def __init__(self) -> None:
+        self.host_blocks: dict[int, bytes] = {}
+        self.host_states: dict[int, bytes] = {}
+
+    def export_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
+        """Return a byte for each block."""
+        return [b"\0"] * len(block_ids)
+
+    def export_state(self, slot: int) -> bytes:
+        """Return a byte."""
+        return b"\0"
+
+
 def simulated(
     costs: Costs,
     config: EngineConfig,
@@ -150,6 +169,7 @@ def simulated(
     vocab_size: int = VOCAB_SIZE,
     right_percent: int = RIGHT_PERCENT,
     trace: TextIO | None = None,
+    store: Store | None = None,
 ) -> Bench:
     """Return an engine with steps that take the time of ``costs``.
 
@@ -157,7 +177,8 @@ def simulated(
     as the pool unless ``config`` or ``max_model_len`` limits it. ``num_states`` has the slots of
     recurrent states on the device and on the host. With a ``window``, blocks behind it are freed.
     Layers with a window see ``window_size`` positions. ``right_percent`` of the drafts are right,
-    if ``config`` wants drafts.
+    if ``config`` wants drafts. A ``store`` is the disk of the prefix cache. It gets a byte for each
+    block, by way of the host's pool. Reading takes no time.
 
     Raises:
         ConfigError: the size of the KV cache, or of the host's pool, is not given in blocks, or a
@@ -193,11 +214,13 @@ def simulated(
     wanted, drafter = speculation_of(config.speculative_config), None
     if wanted is not None:
         drafter = SimDrafter(wanted, costs, vocab_size, right_percent)
+    tier = None if store is None else DiskTier(store, clock=clock.seconds)
+    scheduler = new_scheduler(
+        config, num_blocks, longest, log, num_host_blocks, num_states, window, drafter, tier
+    )
     engine = Engine(
         config,
-        new_scheduler(
-            config, num_blocks, longest, log, num_host_blocks, num_states, window, drafter
-        ),
+        scheduler,
         runner,
         log,
         EngineMetrics(longest),
@@ -205,6 +228,10 @@ def simulated(
         eos_token_ids=(),
         clock=clock.seconds,
     )
+    if tier is not None:
+        tier.connect(scheduler, cast(Mover, SimMover()))
+        engine.before_step.append(tier.before_step)
+        engine.observers.append(tier.after_step)
     return Bench(engine=engine, clock=clock, vocab_size=vocab_size)
 
 

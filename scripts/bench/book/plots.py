@@ -52,6 +52,22 @@ def _prefix(axes: Axes, result: Result) -> None:
     axes.set(xlabel="unreferenced blocks that are kept", ylabel="prompt tokens found, %", ylim=0)
 
 
+def _tiers(axes: Axes, result: Result) -> None:
+    rows, total = result["memory"], result["num_blocks"] / 100
+    sizes = column(rows, "num_blocks")
+    for name, label, colour in (
+        ("large_disk", "disk for all", GREEN),
+        ("disk", "disk of 32,768", BLUE),
+        ("alone", "memory only", ORANGE),
+    ):
+        found = [count / total for count in column(rows, name, "num_found")]
+        axes.plot(sizes, found, "o-", color=colour, label=label)
+    best = [count / total for count in column(rows, "best")]
+    axes.plot(sizes, best, "--", color=GREY, label="best possible")
+    axes.set(xscale="log", xticks=sizes, xticklabels=[f"{size:,}" for size in sizes], ylim=0)
+    axes.set(xlabel="blocks in memory", ylabel="blocks found, %")
+
+
 def _snapshots(axes: Axes, result: Result) -> None:
     rules = ("tail only", "every block", "branch points", "mie")
     loads = result["loads"]
@@ -116,6 +132,7 @@ PLOTS: Mapping[str, Callable[[Axes, Result], None]] = MappingProxyType(
         "capacity": _capacity,
         "batching": _batching,
         "prefix": _prefix,
+        "tiers": _tiers,
         "snapshots": _snapshots,
         "pressure": _pressure,
         "chunking": _chunking,

@@ -4,8 +4,10 @@
     python scripts/benchmark.py book --output-dir docs/book --summary docs/benchmarks.md
 
 Every chapter runs the real scheduler and allocator on a simulated clock, so its results are the
-same on every machine. Without a name every chapter runs, in a few minutes. With --output-dir each
-chapter writes NAME.json there, and README.md is written again from all results in that directory.
+same on every machine. Without a name every chapter runs, in a few minutes. The chapter ``tiers``
+needs conversation_trace.jsonl of Mooncake's FAST25-release, compressed by xz (--trace). With
+--output-dir each chapter writes NAME.json there, and README.md is written again from all results
+in that directory.
 `python scripts/benchmark.py plots docs/book` draws the plots.
 """
 
@@ -19,8 +21,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from types import MappingProxyType
+from typing import Any
 
-from bench.book import batching, capacity, chunking, drafts, policies, prefix, pressure, snapshots
+from bench.book import (
+    batching,
+    capacity,
+    chunking,
+    drafts,
+    policies,
+    prefix,
+    pressure,
+    snapshots,
+    tiers,
+)
 from bench.book.chapter import Chapter, Result, Scale
 
 CHAPTERS: Mapping[str, Chapter] = MappingProxyType(
@@ -28,6 +41,7 @@ CHAPTERS: Mapping[str, Chapter] = MappingProxyType(
         "capacity": capacity,
         "batching": batching,
         "prefix": prefix,
+        "tiers": tiers,
         "snapshots": snapshots,
         "pressure": pressure,
         "chunking": chunking,
@@ -46,12 +60,19 @@ SOURCES = """\
 Published: [a] [WeishuZ/mini-vllm](https://github.com/WeishuZ/mini-vllm), [b]
 [shekkari1999/mini-vllm](https://github.com/shekkari1999/mini-vllm), [c] the
 [write-up](https://kobeyoung.net/projects/mini-inference-engine) of a C++ engine, under the same
-conditions; of [c]'s load only its traces are known."""
+conditions; of [c]'s load only its traces are known. [d]
+[Mooncake](https://github.com/kvcache-ai/Mooncake/tree/main/FAST25-release)."""
 
 
-def run_chapter(name: str, scale: Scale) -> Result:
+ON_A_TRACE = ("tiers",)
+"""The chapters that read a published trace at full scale."""
+
+
+def run_chapter(name: str, scale: Scale, trace: Path | None = None) -> Result:
     """Run a chapter and return its result with its name."""
-    return {"benchmark": name, "scale": scale, **CHAPTERS[name].run(scale)}
+    chapter: Any = CHAPTERS[name]
+    result = chapter.run(scale, trace) if name in ON_A_TRACE else chapter.run(scale)
+    return {"benchmark": name, "scale": scale, **result}
 
 
 def _template() -> dict[str, str]:
@@ -149,15 +170,20 @@ def main(argv: Sequence[str]) -> None:
     add("names", nargs="*", metavar="NAME", help=f"chapters: {', '.join(CHAPTERS)}")
     add("--scale", choices=("full", "small"), default="full", help="small: a look within seconds")
     add("--output-dir", type=Path, metavar="DIR", help="directory for JSON and README.md")
+    add("--trace", type=Path, metavar="FILE", help="Mooncake's trace of conversations (JSON, xz)")
     add("--summary", type=Path, metavar="FILE", help="Markdown file with the summary of DIR")
     args = parser.parse_args(argv)
     for name in set(args.names) - set(CHAPTERS):
         parser.error(f"no chapter is named {name!r}; there are {', '.join(CHAPTERS)}")
     if args.summary and not args.output_dir:
         parser.error("--summary needs --output-dir")
+    has_trace = args.trace is not None or args.scale == "small"
     for name in args.names or CHAPTERS:
+        if name in ON_A_TRACE and not has_trace:
+            print(f"{name}: left out, because it needs --trace", file=sys.stderr)
+            continue
         start = time.perf_counter()
-        result = run_chapter(name, args.scale)
+        result = run_chapter(name, args.scale, args.trace)
         print(f"{name}: {time.perf_counter() - start:.1f} s", file=sys.stderr)
         print(f"## {CHAPTERS[name].TITLE}\n\n{section(result)}\n", flush=True)
         if args.output_dir:

@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 
-from bench.book import foresight, plots, report
+from bench.book import foresight, plots, report, tiers
 
 ROOT = Path(__file__).parents[3]
 BOOK = ROOT / "docs" / "book"
@@ -20,6 +20,7 @@ DIGESTS = {
     "capacity": "931291a7bfa99e7e",
     "batching": "e13dfa647c1a3c5e",
     "prefix": "c92aab6a27df68c9",
+    "tiers": "fb031b1d08094d05",
     "pressure": "a2c9e01565dedd48",
     "chunking": "990daab1f8aaa990",
     "drafts": "f54cb93c05ee67cb",
@@ -109,6 +110,32 @@ def test_no_rule_beats_foresight():
         for runs in values["rules"].values():
             rates = [run["hit_rate"] for run in runs]
             assert all(rate <= best for rate, best in zip(rates, values["best"], strict=True))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_best_cache_is_the_best_of_all_choices(seed: int):
+    """Each block that is used again is kept until then or not, and all choices are compared."""
+    rng = random.Random(seed)
+    requests = [[0, *rng.sample(range(1, 5), rng.randint(0, 2))] for _ in range(5)]
+    spans, last = [], {}
+    for number, request in enumerate(requests):
+        spans += [(last[block], number) for block in request if block in last]
+        last |= dict.fromkeys(request, number)
+    for size in range(4):
+        best = 0
+        for chosen in product([False, True], repeat=len(spans)):
+            kept = [span for span, is_kept in zip(spans, chosen, strict=True) if is_kept]
+            if all(sum(s <= t < e for s, e in kept) <= size for t in range(len(requests))):
+                best = max(best, len(kept))
+        assert tiers.most_hits(requests, size) == best
+
+
+def test_no_cache_beats_the_best_and_a_disk_for_all_finds_what_was_seen():
+    result = report.read_results(BOOK)["tiers"]
+    assert result["all"]["num_found"] == result["num_seen"] == 105_710
+    for row in result["memory"]:
+        assert row["alone"]["num_found"] <= row["best"] <= result["num_seen"]
+        assert row["large_disk"]["num_found"] == result["num_seen"]
 
 
 # Pages.
