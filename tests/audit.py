@@ -136,6 +136,11 @@ def limit_store(store: Any, max_bytes: int) -> None:
     store._max_bytes = max_bytes
 
 
+def writer_of(store: Any) -> Any:
+    """Return the thread that writes the blocks of a store."""
+    return store._writer
+
+
 def kill_writer(store: Any) -> None:
     """Let the process of a store be dead for other processes, without a last segment."""
     with store._lock:

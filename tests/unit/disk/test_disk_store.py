@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from audit import writer_of
+from deadlines import join
 from forks import exit_code_of_child
 
 from mie.base.cache_dir import CacheError
@@ -97,10 +99,12 @@ def test_a_full_disk_ends_writing_with_one_line(
     monkeypatch.setattr(store_module, "write_segment", full)
     store = open_store(tmp_path)
     write(store, [1, 2])
-    store.close()
-    write(store, [3, 4])
+    join(writer_of(store))
     assert not store.is_writing
+    write(store, [3, 4])
+    assert not store.has(blocks_of([3, 4])[0].key)
     assert store.stats.num_dropped == 1
+    store.close()
     lines = [each.message for each in caplog.records if each.levelno == logging.ERROR]
     assert lines == [f"no more blocks are written to {tmp_path}: No space left on device"]
 
