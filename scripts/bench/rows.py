@@ -1,7 +1,8 @@
 """Measure how much more a step of several rows costs than a step of one, on the jit backend.
 
     python scripts/benchmark.py rows [--models NAME ...] [--forms NAME ...] [--rows N ...]
-                                     [--compare CHECKOUT] [--output PREFIX]
+                                     [--activations DTYPE ...] [--compare CHECKOUT]
+                                     [--output PREFIX]
 
 One thread, on one CPU, computes the products of a layer, the attention of a chunk of one sequence,
 and the head for every row, as a step that verifies drafts does. A cell is the least of many short
@@ -11,7 +12,8 @@ of the KV cache, so that they come from memory. The last line adds up all layers
 without norms and rotations.
 
 With --compare, another checkout of mie is measured in turns, each in processes of its own. A figure
-is then the least over the rounds, too. MIE_CPU=haswell measures the AVX2 kernels on a wider CPU.
+is then the least over the rounds, too. Several --activations are measured in turns like this.
+MIE_CPU=haswell measures the AVX2 kernels on a wider CPU.
 """
 
 import argparse
@@ -110,7 +112,7 @@ def copy_of(matrix: Any) -> Any:
 class Parts:
     """The parts of a step, each as programs of one operator."""
 
-    def __init__(self, shape: Shape, form_name: str, context: int) -> None:
+    def __init__(self, shape: Shape, form_name: str, context: int, settings: Any) -> None:
         import numpy as np
 
         from mie.ops.weights.quantised import Form
@@ -119,7 +121,7 @@ class Parts:
         fields = FORMS[form_name]
         self._form = None if fields is None else Form(**fields)
         self._shape, self._context = shape, context
-        self._backend, self._rng = JitBackend(num_threads=1), np.random.default_rng(0)
+        self._backend, self._rng = JitBackend(num_threads=1, **settings), np.random.default_rng(0)
 
     def product(
         self, outputs: int, inputs: int, counts: Sequence[int], seconds: float
@@ -222,7 +224,7 @@ def measure(request: Mapping[str, Any]) -> Seconds:
     """Return the seconds of each part of a model's step, as the checkout ``root`` computes it."""
     sys.path.insert(0, request["root"])
     shape, counts, seconds = SHAPES[request["model"]], request["rows"], request["seconds"]
-    parts = Parts(shape, request["form"], request["context"])
+    parts = Parts(shape, request["form"], request["context"], request["settings"])
     found = {name: parts.product(*sizes, counts, seconds) for name, sizes in shape.products.items()}
     found[ATTENTION] = parts.attention(counts, seconds)
     return found
@@ -248,6 +250,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add("--models", nargs="+", choices=SHAPES, default=["SmolLM2-135M"], metavar="NAME")
     add("--forms", nargs="+", choices=FORMS, default=["Q4_1", "Q8_0", "BF16"], metavar="NAME")
     add("--rows", nargs="+", type=int, default=ROWS, metavar="N", help="numbers of rows")
+    add("--activations", nargs="+", choices=("float32", "int8"), default=["float32"], metavar="D")
     add("--context", type=int, default=2000, metavar="N", help="tokens before the rows")
     add("--seconds", type=float, default=0.3, help="time for each number of rows of a part")
     add("--rounds", type=int, default=1)
@@ -269,6 +272,11 @@ def main(argv: Sequence[str]) -> int:
     checkouts = {"this checkout": ROOT}
     if args.compare is not None:
         checkouts["the other checkout"] = args.compare.resolve()
+    versions = {
+        f"{name}, {activations} activations": (root, activations)
+        for name, root in checkouts.items()
+        for activations in args.activations
+    }
     state = {**machine(), "MIE_CPU": os.environ.get("MIE_CPU", ""), "context": args.context}
     lines, results = [f"* {key}: {value}" for key, value in state.items()], []
     for model in args.models:
@@ -280,8 +288,11 @@ def main(argv: Sequence[str]) -> int:
             request |= {"context": args.context, "seconds": args.seconds}
             least: dict[str, Seconds] = {}
             for turn in range(args.rounds):
-                for name, root in in_turn(checkouts.items(), turn):
-                    found = run_child("bench.rows", request | {"root": str(root)})
+                for name, (root, activations) in in_turn(versions.items(), turn):
+                    # An older checkout may not have the setting.
+                    settings = {} if activations == "float32" else {"activations": activations}
+                    own = {"root": str(root), "settings": settings}
+                    found = run_child("bench.rows", request | own)
                     least[name] = _least(least.get(name, found), found)
             for name, found in least.items():
                 least[name] = found = with_step(found, SHAPES[model].layers)

@@ -25,7 +25,10 @@ class Dot:
     lanes: int
     """Outputs of a vector."""
     widths: tuple[int, ...]
-    """The number of columns of a tile of 1, 2, 3 … rows."""
+    """The number of columns of a tile of 1, 2, 3 … rows, as a divisor of the columns of a panel.
+
+    Tiles of one panel read memory as one stream, which is faster than several.
+    """
     add: Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
     """Return a sum plus the products of codes and numbers. All are lanes of four bytes."""
     end: Callable[[ir.IRBuilder, ir.Value, ir.Value], ir.Value] | None = None
@@ -35,13 +38,8 @@ class Dot:
     unrolls: bool = False
     """Whether the words of a segment are no loop. LLVM keeps the order of few loads only."""
 
-    @property
-    def columns_of_panel(self) -> int:
-        """The number of columns of a panel."""
-        return 16 // self.lanes
 
-
-AVX2_WIDTHS = (4, 2, 2, 2, 2, *(1,) * 5)
+AVX2_WIDTHS = (2, 2, 2, 2, *(1,) * 6)
 
 
 def dot_of(fmt: Format, cpu: Cpu) -> Dot:
@@ -55,7 +53,7 @@ def dot_of(fmt: Format, cpu: Cpu) -> Dot:
     if cpu.has("avx512vnni") or cpu.has("avxvnni"):
         bias = SIGNED_BYTE_BIAS if is_byte else bias
         if cpu.has("avx512vnni"):
-            return Dot(16, (4, 2, 2, 2, 2, *(1,) * 7), _vpdpbusd, bias=bias, unrolls=True)
+            return Dot(16, (1,) * 12, _vpdpbusd, bias=bias, unrolls=True)
         return Dot(8, AVX2_WIDTHS, _vpdpbusd, bias=bias)
     if is_byte:
         return Dot(8, AVX2_WIDTHS, _signed_pairs)

@@ -51,14 +51,12 @@ def call_multiply_int8(
 
 def _emit_tile(
     b: ir.IRBuilder, rows: int, width: int, fmt: Format, dot: Dot,
-    x: Any, x_stride: Any, w: Any, w_stride: Any, ahead: Any, segments: Any, lane: Any, out: Any,
+    x: Any, x_stride: Any, w: Any, ahead: Any, segments: Any, lane: Any, out: Any,
 ) -> None:  # fmt: skip
-    """Emit the code of one tile. A tile of less than a panel begins at ``lane`` of it."""
-    of_panel, per_group = dot.columns_of_panel, fmt.group // fmt.segment
-    panels = -(-width // of_panel)
-    ws = [b.add(w, b.mul(w_stride, I64(c))) for c in range(panels)]
-    firsts = [b.add(lane, I64(dot.lanes * c)) for c in range(min(width, of_panel))]
-    columns = Columns(ws, firsts, dot.lanes)
+    """Emit the code of one tile. It begins at ``lane`` of a panel."""
+    per_group = fmt.group // fmt.segment
+    firsts = [b.add(lane, I64(dot.lanes * c)) for c in range(width)]
+    columns = Columns([w], firsts, dot.lanes)
     row_places = places_of_rows(b, x_stride, rows, width)
     segment_bytes, num_words = 4 * segment_words(fmt.segment), fmt.segment // fmt.inputs
     signs = dot.bias * (0x01010101 if fmt.inputs == 4 else 0x11111111)
@@ -87,24 +85,22 @@ def _emit_tile(
         base = b.add(x, b.mul(index, I64(segment_bytes)))
         places = [*row_places(base)]
         firsts = [everywhere(each, fmt.segment + 4, I32) if dot.bias else zeros for each in places]
-        begins = dot.end is None
-        sums: Vectors = [first if begins else zeros for first in firsts for _ in range(width)]
+        first_sums = firsts if dot.end is None else [zeros] * rows
+        sums: Vectors = [each for each in first_sums for _ in range(width)]
 
         def step(number: ir.Value, sums: Vectors) -> Vectors:
-            own = [b.add(each, b.shl(number, I64(6))) for each in codes]
-            begin = b.mul(number, I64(fmt.inputs))
-            rows_ = (
-                (b.add(each, begin) for each in places)
-                if dot.unrolls
-                else row_places(b.add(base, begin))
-            )
-            return dots(own, [*rows_], sums)
+            at = b.mul(number, I64(fmt.inputs))
+            if dot.unrolls:
+                own = [b.add(each, at) for each in places]
+            else:
+                own = [*row_places(b.add(base, at))]
+            return dots([b.add(each, b.shl(number, I64(6))) for each in codes], own, sums)
 
-        if not dot.unrolls:
-            sums = loop(b, I64(num_words), step, sums)
-        else:
+        if dot.unrolls:
             for number in range(num_words):
                 sums = step(I64(number), sums)
+        else:
+            sums = loop(b, I64(num_words), step, sums)
         loaded = [[load() for load in each] for each in headers]
         if fmt.inputs == 8 and not fmt.is_in_place:
             loaded = [[b.fmul(each, splat_like(each, F32, SIGNED_NIBBLE))] for (each,) in loaded]
@@ -159,33 +155,28 @@ def multiply_int8(fmt: Format, dot: Dot) -> Callable[..., None]:
     strides in bytes from row to row and from panel to panel. It prefetches codes ``ahead`` bytes
     on. ``out`` is [rows, 64].
     """
-    most, of_panel, lanes_ = len(dot.widths), dot.columns_of_panel, dot.lanes
-    widths = (0, *dot.widths)
-    last = (0, *(min(width, of_panel) for width in dot.widths))  # of the panels that are left
-    shapes = {(rows, each[rows]) for rows in range(1, most + 1) for each in (widths, last)}
+    most, widths, tile_lanes = len(dot.widths), (0, *dot.widths), dot.lanes
 
     def emit(b: ir.IRBuilder, rows: ir.Value, width: ir.Value, *values: ir.Value) -> None:
+        shapes = [*enumerate(dot.widths, start=1)]
         emit_shapes(b, shapes, rows, width, lambda *shape: _emit_tile(b, *shape, fmt, dot, *values))
 
     @intrinsic
-    def tile(_, rows, width, x, x_stride, w, w_stride, ahead, segments, lane, out) -> Emitted:
-        return plain(types.void, [int64] * 10, emit)
+    def tile(_, rows, width, x, x_stride, w, ahead, segments, lane, out) -> Emitted:
+        return plain(types.void, [int64] * 9, emit)
 
     @kernel_function
     def kernel(x, x_stride, w, w_stride, ahead, segments, out, rows, panels):
         r, left = 0, (rows + most - 1) // most
-        columns = panels * of_panel
         while left > 0:  # the panels stay in the cache while the rows pass
             height = (rows - r + left - 1) // left
-            c = 0
-            while c < columns:
-                width = widths[height] if c + widths[height] <= columns else last[height]
-                tile(
-                    height, width, x + r * x_stride, x_stride, w + c // of_panel * w_stride,
-                    w_stride, ahead, segments, c % of_panel * lanes_,
-                    out + r * 256 + c * lanes_ * 4,
-                )  # fmt: skip
-                c += width
+            width = widths[height]
+            for panel in range(panels):
+                for lane in range(0, 16, width * tile_lanes):
+                    tile(
+                        height, width, x + r * x_stride, x_stride, w + panel * w_stride, ahead,
+                        segments, lane, out + r * 256 + panel * 64 + lane * 4,
+                    )  # fmt: skip
             r, left = r + height, left - 1
 
     return kernel
