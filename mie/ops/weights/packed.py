@@ -65,6 +65,15 @@ class PackedMatrix:
         """The bytes of codes, scales and offsets."""
         return sum(part.nbytes for part in self._parts)
 
+    def rows(self, first: int, last: int) -> Floats:
+        """Return the rows first … last - 1 of the weights in float32."""
+        pieces, begin = [], 0
+        for end, part in zip(self._ends, self._parts, strict=True):
+            if first < end and last > begin:
+                pieces.append(part.take(slice(max(first, begin) - begin, min(last, end) - begin)))
+            begin = end
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
     def take(self, rows: Ints) -> Floats:
         """Return these rows [T, K] of a matrix of one part in float32."""
         [part] = self._parts
@@ -75,20 +84,30 @@ class PackedMatrix:
 
         `linear_quantised` defines the product, or `integer_linear` if it rounds activations.
         """
-        num_outputs, num_inputs = self.shape
+        num_outputs = self.shape[0]
         y: Floats = np.empty((*x.shape[:-1], num_outputs), x.dtype)
-        rounded = round_activations(x.reshape(-1, num_inputs)) if self._rounds_activations else None
+        if self._rounds_activations:
+            self._put_rounded(x, y)
+            return y
+        for first in range(0, num_outputs, TILE_ROWS):
+            last = min(first + TILE_ROWS, num_outputs)
+            tile = self.rows(first, last).astype(x.dtype, copy=False).T
+            np.matmul(x, tile, out=y[..., first:last])
+        return y
+
+    def _put_rounded(self, x: Floats, y: Floats) -> None:
+        """Write the product with rounded activations to y, each part by itself."""
+        rounded = round_activations(x.reshape(-1, self.shape[1]))
         begin = 0
         for end, part in zip(self._ends, self._parts, strict=True):
             for first in range(begin, end, TILE_ROWS):
                 last = min(first + TILE_ROWS, end)
                 tile, out = slice(first - begin, last - begin), y[..., first:last]
-                if rounded and isinstance(part, _PackedRows) and part.is_integer:
+                if isinstance(part, _PackedRows) and part.is_integer:
                     out[...] = integer_product(rounded, part.quantised(tile)).reshape(out.shape)
                 else:
-                    np.matmul(x, part.take(tile).astype(x.dtype, copy=False).T, out=out)
+                    np.matmul(x, part.take(tile).T, out=out)
             begin = end
-        return y
 
 
 class _FloatRows:
