@@ -38,9 +38,10 @@ def test_loading_logs_the_model_the_time_and_the_memory(tiny, caplog) -> None:
     directory = tiny["llama"].directory
     with caplog.at_level(logging.INFO, logger="mie"):
         LLM(directory, backend="numpy", skip_tokenizer_init=True, num_blocks=9, max_model_len=99)
-    chosen, settings, loaded, memory = [record.getMessage() for record in caplog.records]
+    chosen, settings, loaded, pool, memory = [record.getMessage() for record in caplog.records]
     assert {record.name for record in caplog.records} == {"mie.load.engine"}
     assert chosen == "backend numpy"
+    assert pool.startswith("the KV cache has 9 blocks")
     effective = "EngineConfig(max_model_len=99, num_blocks=9, async_scheduling=False)"
     assert settings == f"settings of the engine: {effective}"
     assert loaded.startswith(f"loaded {directory} on numpy in ")
