@@ -98,6 +98,8 @@ def break_files(folder: Path, rng: random.Random) -> str:
     segments = sorted(folder.rglob(f"*{SUFFIX}"))
     for path in segments:
         data = bytearray(path.read_bytes())
+        if not data:  # its process was killed before the first write
+            continue
         if fault == "flip":
             data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
             path.write_bytes(data)
