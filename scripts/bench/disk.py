@@ -74,7 +74,8 @@ def restart(args: argparse.Namespace) -> int:
     tokens = {json.dumps(run[3]) for runs in found.values() for run in runs}
     lines = table(["first token", "seconds", "CPU seconds"], rows)
     lines += ["", f"{ratios[0]:.1f}× sooner, with {ratios[1]:.1f}× less CPU time"]
-    lines += [f"{found['with'][0][2]} tokens cached; {len(tokens)} different first tokens"]
+    same = "the same first token" if len(tokens) == 1 else f"{len(tokens)} different first tokens"
+    lines += [f"{found['with'][0][2]} tokens cached; {same}"]
     write_report(args.output, {"machine": machine(), "runs": found}, lines)
     return int(len(tokens) > 1)
 
