@@ -129,8 +129,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(optionalhook=True)  # `pytest -p no:xdist` has no such hook
 def pytest_xdist_auto_num_workers() -> int:
-    """Start a worker more than there are CPUs, because tests wait for programs."""
-    return (os.cpu_count() or 1) + 1
+    """Start a worker for each CPU. One more makes threads of OpenBLAS wait for each other."""
+    return os.cpu_count() or 1
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
