@@ -31,15 +31,20 @@ def of_model(model: str) -> list[str]:
     return ["-m", "mie", "generate", "--model", model, *options, PROMPT]
 
 
-def cpu_seconds(arguments: list[str]) -> float:
-    """Return the CPU time of a fresh process that runs to the end."""
-    with subprocess.Popen(
+def launched(arguments: list[str], stdout: int) -> subprocess.Popen[bytes]:
+    """Start a fresh process of Python."""
+    return subprocess.Popen(
         [sys.executable, *arguments],
-        stdout=subprocess.DEVNULL,
+        stdout=stdout,
         stderr=subprocess.DEVNULL,
         env=user_environment(),
         cwd=ROOT,
-    ) as process:
+    )
+
+
+def cpu_seconds(arguments: list[str]) -> float:
+    """Return the CPU time of a fresh process that runs to the end."""
+    with launched(arguments, subprocess.DEVNULL) as process:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     return usage.ru_utime + usage.ru_stime
@@ -48,13 +53,7 @@ def cpu_seconds(arguments: list[str]) -> float:
 def seconds_to_first_byte(arguments: list[str]) -> float:
     """Return the seconds until a fresh process writes to stdout."""
     start = time.perf_counter()
-    with subprocess.Popen(
-        [sys.executable, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=user_environment(),
-        cwd=ROOT,
-    ) as process:
+    with launched(arguments, subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.read(1)
         seconds = time.perf_counter() - start
