@@ -23,6 +23,7 @@ release = version = mie.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "source_pages"]
 html_theme = "furo"
+html_favicon = "../mie/page/web/icon.svg"
 html_title = f"mie {release}"
 myst_heading_anchors = 6  # links to headings, with GitHub's names
 

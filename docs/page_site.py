@@ -42,6 +42,7 @@ def write_site(directory: Path, address: str = "", documentation: str = "") -> N
     Their pages link to the address ``documentation``, if there is one.
     """
     files = {f"mie/page/{name}": asset.content for name, asset in assets().items()}
+    del files["mie/page/chat.html"]  # a chat needs an engine
     runs = [{"name": run.name, "title": run.title} for run in RECORDED_RUNS]
     files["mie/config"] = json.dumps({"mode": "static", "runs": runs}).encode()
     picture = html.escape(f"{address}{PREVIEW.name}")
@@ -66,6 +67,7 @@ def write_front(directory: Path) -> None:
     items = "".join(f'<li><a href="{at}">{html.escape(title)}</a>\n' for title, at in FRONT.items())
     page = (
         '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>mie</title>\n'
+        f'<link rel="icon" href="{STORY}mie/page/icon.svg">\n'
         f'<meta http-equiv="refresh" content="0; url={first}">\n<ul>\n{items}</ul>\n</html>\n'
     )
     directory.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,105 @@
+"""Every page of the site opens, links to places that exist, and fits on a phone and a wide screen.
+
+`make site` builds the site. These tests run where MIE_SITE names the folder, as in the nightly job.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import os
+import threading
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urljoin, urlsplit
+
+import pytest
+from browser import opened
+
+SITE = os.environ.get("MIE_SITE", "")
+WIDTHS = (360, 768, 1920)
+OVERFLOW = "document.scrollingElement.scrollWidth - window.innerWidth"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not SITE, reason="MIE_SITE names no site (make site builds one)"),
+]
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    handler = functools.partial(Quiet, directory=SITE)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join(60)
+
+
+class Links(HTMLParser):
+    """The links and the anchors of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: set[str] = set()
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        for name, value in attributes:
+            if name in ("href", "src") and value:
+                self.links.add(value)
+            elif name in ("id", "name") and value:
+                self.anchors.add(value)
+
+
+def pages() -> dict[str, Links]:
+    root = Path(SITE)
+    return {
+        path.relative_to(root).as_posix(): Links(path.read_text(encoding="utf-8"))
+        for path in sorted(root.rglob("*.html"))
+    }
+
+
+def test_every_link_of_the_site_leads_to_a_place() -> None:
+    found, root = pages(), Path(SITE).resolve()
+    assert len(found) > 50
+    lost = []
+    for page, links in found.items():
+        for link in links.links:
+            target = urlsplit(urljoin(f"http://site/{page}", link))
+            if target.netloc != "site" or target.scheme != "http":
+                continue
+            place = unquote(target.path).lstrip("/")
+            path = root / place
+            if path.is_dir():
+                place, path = f"{place.rstrip('/')}/index.html".lstrip("/"), path / "index.html"
+            anchor = unquote(target.fragment)
+            other = found.get(place)
+            if not path.is_file() or (anchor and other and anchor not in other.anchors):
+                lost.append(f"{page}: {link}")
+    assert lost == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_page_of_the_site_fits(browser: Any, url: str, width: int, scheme: str) -> None:
+    wrong = []
+    options = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
+    with opened(browser, url, **options) as shown:
+        for page in pages():
+            if "/_modules/" in page or "/source/" in page or page == "index.html":
+                continue  # pages of code, all of one kind; the front page opens the story
+            shown.page.goto(url + page)
+            if (overflow := shown.js(OVERFLOW)) > 0:
+                wrong.append(f"{page}: {overflow} pixels too wide")
+        assert wrong == []
+        assert shown.errors == []
