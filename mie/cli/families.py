@@ -23,8 +23,8 @@ def families_table() -> str:
         features = ", ".join(_features(family)) or "-"
         formats = FAMILY_FORMATS.get(name, NO_FORMATS)
         ggufs = [own for own, row in ARCHITECTURES.items() if name in row.families]
-        calls = f"{formats.unread}: not read" if formats.unread else _code(formats.calls)
-        more = (", ".join(map(_code, ggufs)) or "-", calls, _code(formats.reasoning))
+        parsers = (_code(formats.calls), _code(formats.reasoning))
+        more = (", ".join(map(_code, ggufs)) or "-", *parsers)
         rows.append((family.title, f"`{name}`", f"`{family.model_type}`", features, *more))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 

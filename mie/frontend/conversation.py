@@ -12,18 +12,9 @@ from mie.text.tools.channels import unfinished_header
 from mie.text.tools.definitions import ToolCall, tool_choice_of
 from mie.text.tools.families import FAMILY_FORMATS, NO_FORMATS
 from mie.text.tools.forced import grammar_of, new_parser
-from mie.text.tools.formats import (
-    FINAL,
-    HERMES,
-    REPLY,
-    AnswerFormat,
-    Tags,
-    call_format,
-    reasoning_tags,
-    writes_channels,
-    writes_tools,
-)
+from mie.text.tools.formats import FINAL, REPLY, AnswerFormat, Tags
 from mie.text.tools.stated import HEADING, with_tools_stated
+from mie.text.tools.table import HERMES, call_format, reasoning_tags, writes_channels, writes_tools
 
 
 def prompt_of(
@@ -88,6 +79,7 @@ def prompt_of(
         form = AnswerFormat(
             calls=calls,
             names=choice.names,
+            schemas=choice.schemas,
             structured_outputs=grammar_of(calls, choice, special_id),
         )
         return {**prompt, "answer": form}
@@ -99,6 +91,7 @@ def prompt_of(
         reasoning=tags,
         calls=calls,
         names=frozenset() if choice is None else choice.names,
+        schemas={} if choice is None else choice.schemas,
         may_repeat=choice is None or choice.may_repeat,
         before_structure=FINAL if has_channels and text.endswith(REPLY) else "",
     )

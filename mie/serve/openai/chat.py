@@ -19,7 +19,7 @@ from mie.serve.openai.tools import choice_of, own_tools
 from mie.serve.page.access import PAGE_HEADER
 from mie.serve.serving import Serving, reasoning_variables
 from mie.serve.writer import Choice, num_logprobs
-from mie.text.tools.parser import JsonEnd
+from mie.text.tools.values import JsonEnd
 
 
 async def chat_prompt(

@@ -13,14 +13,9 @@ import re
 from dataclasses import dataclass, field
 
 from mie.text.tools.formats import ENDS, MESSAGE, REPLY
-from mie.text.tools.parser import (
-    LONGEST_HEAD,
-    BorderedText,
-    Divider,
-    json_text,
-    json_value,
-    new_call,
-)
+from mie.text.tools.held import LONGEST_HEAD
+from mie.text.tools.parser import BorderedText, Divider, new_call
+from mie.text.tools.values import json_text, json_value
 
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")  # after the role or after the channel

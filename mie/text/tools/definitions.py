@@ -40,6 +40,11 @@ class ToolChoice:
         """The names of the tools."""
         return frozenset(tool.name for tool in self.tools)
 
+    @property
+    def schemas(self) -> Mapping[str, Mapping[str, Any]]:
+        """The schemas of the arguments by the names of the tools."""
+        return {tool.name: tool.parameters for tool in self.tools}
+
 
 def tool_choice_of(
     tools: object, tool_choice: object = None, parallel_tool_calls: object = None

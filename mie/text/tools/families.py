@@ -11,11 +11,9 @@ class FamilyFormats:
     """The formats of a family by the names of their parsers, where a chat template has no tag."""
 
     calls: str | None = None
-    """A name in `formats.CALLS`."""
-    unread: str = ""
-    """The family's calls, if they are of a kind that is not read."""
+    """A name in `table.CALLS`."""
     reasoning: str | None = None
-    """A name in `formats.REASONING`."""
+    """A name in `table.REASONING`."""
 
 
 FAMILY_FORMATS: Mapping[str, FamilyFormats] = {

@@ -5,62 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from mie.config.params.structured import COMPACT, StructuredOutputsParams
 from mie.text.tools.channels import ChannelParser
 from mie.text.tools.definitions import ToolCall, ToolChoice
 from mie.text.tools.formats import AnswerFormat, CallFormat
-from mie.text.tools.parser import AnswerParser, Divider, JsonEnd, new_call
+from mie.text.tools.parser import AnswerParser, Divider, new_call
+from mie.text.tools.values import JsonEnd
+from mie.text.tools.written import ArgumentRules, literals_of
 
 MOST_CALLS = 32
 """Calls that an answer may have. A small model may not know when to end."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Literals:
-    """The texts that a grammar writes around names and arguments."""
-
-    begin: str
-    """Before the name of the first call."""
-    again: str
-    """Before the name of any other call."""
-    middle: str
-    """Between a name and its arguments."""
-    after: str
-    """After the arguments."""
-    end: str
-    """After all calls."""
-
-
-def literals_of(form: CallFormat) -> Literals:
-    """Return the texts around the calls of a format."""
-    name = f'{{"{form.name}": "'
-    middle = f'", "{form.arguments}": '
-    opening = "" if form.is_open_optional else form.open
-    if form.name_close:
-        return Literals(
-            begin=opening,
-            again=form.separator + opening,
-            middle=form.name_close,
-            after=form.close,
-            end="",
-        )
-    if form.is_list:
-        return Literals(
-            begin=f"{opening}{form.padding}[{name}",
-            again=form.separator + name,
-            middle=middle,
-            after="}",
-            end=f"]{form.padding}{form.close}",
-        )
-    return Literals(
-        begin=opening + form.padding + name,
-        again=form.separator + opening + form.padding + name,
-        middle=middle,
-        after=f"}}{form.padding}{form.close}",
-        end="",
-    )
 
 
 def grammar_of(
@@ -77,26 +32,37 @@ def grammar_of(
 
     again = f"({terms(written.again)} call){{0,{MOST_CALLS - 1}}}" if choice.may_repeat else ""
     calls = []
+    rules = ArgumentRules(form.parameters, terms) if form.parameters is not None else None
     for tool in choice.tools:
-        schema = json.dumps({**tool.parameters, "x-guidance": COMPACT})
-        calls.append(f"{terms(tool.name + written.middle)} %json {schema} {terms(written.after)}")
+        if rules is None:
+            arguments = f"%json {json.dumps({**tool.parameters, 'x-guidance': COMPACT})}"
+        else:
+            arguments = rules.of(tool)
+        # The number of a call is free, because one rule writes all calls.
+        name = f"{terms(tool.name)} /:[0-9]{{1,2}}/ {terms(form.name_close)}"
+        if not form.has_index:
+            name = terms(tool.name + written.middle)
+        calls.append(f"{name} {arguments} {terms(written.after)}")
     start = f"start: {terms(written.begin)} call {again} {terms(written.end)}"
-    text = "\n".join([start, "call: " + "\n  | ".join(calls)])
+    more = [] if rules is None else rules.rules
+    text = "\n".join([start, "call: " + "\n  | ".join(calls), *more])
     return StructuredOutputsParams(grammar=text, disable_additional_properties=True)
 
 
 def _terms(text: str, form: CallFormat, special_id: Callable[[str], int | None]) -> Iterator[str]:
-    for part in re.split("(" + "|".join(map(re.escape, form.tags)) + ")", text):
-        token_id = special_id(part) if part in form.tags else None
-        if token_id is not None:
-            yield f"<[{token_id}]>"
+    special = {tag: token_id for tag in form.tags if (token_id := special_id(tag)) is not None}
+    for part in (
+        re.split("(" + "|".join(map(re.escape, special)) + ")", text) if special else [text]
+    ):
+        if part in special:
+            yield f"<[{special[part]}]>"
         elif part:
             yield json.dumps(part, ensure_ascii=False)
 
 
 def new_parser(form: AnswerFormat, key: str) -> Divider | ForcedParser:
     """Return a parser for one answer. The ids of its calls derive from ``key``."""
-    if form.structured_outputs is not None:
+    if form.structured_outputs is not None and form.calls is not None and form.calls.is_streamed:
         return ForcedParser(form, key)
     return (ChannelParser if form.has_channels else AnswerParser)(form, key)
 

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable
 
-from mie.text.tools.definitions import NAME, ToolCall
-from mie.text.tools.formats import AnswerFormat, CallFormat, Tags
-
-LONGEST_HEAD = 256
-"""Characters between a tag and JSON after which it is no call."""
-
-_MARK = re.compile(r'["\\{}\[\]]')
-_IN_STRING = re.compile(r'["\\]')
+from mie.text.tools.definitions import ToolCall
+from mie.text.tools.formats import AnswerFormat, Tags
+from mie.text.tools.held import HeldCalls
+from mie.text.tools.values import json_text, length_that_begins
 
 
 class Divider(ABC):
@@ -76,7 +69,7 @@ class AnswerParser(Divider):
     opening tag without a call stays text, and is counted.
     """
 
-    _held: HeldCall | None = None
+    _held: HeldCalls | None = None
     _is_first = True  # no text has come yet
     _has_reasoned = False
 
@@ -126,60 +119,49 @@ class AnswerParser(Divider):
 
     def _text(self, is_last: bool) -> bool:
         calls, tags = self._form.calls, self._lacking_tags()
+        if calls is not None and calls.is_open_optional and self._is_first and self._buffer.strip():
+            return self._enter_call(0)
+        triggers = () if calls is None else calls.triggers
+        places = [place for tag in triggers if (place := self._buffer.find(tag)) >= 0]
         place = -1 if tags is None else self._buffer.find(tags.close)
         if tags is not None and place >= 0:
-            before = self._buffer[:place]
-            is_call = calls is not None and calls.open in before
-            if not is_call and tags.open not in self._content.text + before:
+            before = self._content.text + self._buffer[:place]
+            if tags.open not in before and not (places and min(places) < place):
                 self._content.add(self._taken(place))
                 self._taken(len(tags.close))
                 self._move_to_reasoning()
                 return True
-        if calls is None:
-            self._content.add(self._released(is_last, *(() if tags is None else (tags.close,))))
-            return False
-        if self._is_first and calls.is_open_optional:
-            found = self._buffer.lstrip()
-            if self.calls:
-                found = found.removeprefix(calls.separator.strip()).lstrip()
-            if found.startswith("{"):
-                return self._enter_call(len(self._buffer) - len(found))
-            if not found and not is_last:
-                return False
-        place = self._buffer.find(calls.open)
-        if place >= 0:
-            self._content.add(self._taken(place))
-            return self._enter_call(len(calls.open))
-        text = self._released(is_last, calls.open, *(() if tags is None else (tags.close,)))
+        if places:
+            return self._enter_call(min(places))
+        text = self._released(is_last, *triggers, *(() if tags is None else (tags.close,)))
         self._is_first = self._is_first and not text.strip()
         self._content.add(text)
         return False
 
-    def _enter_call(self, start: int) -> bool:
-        assert self._form.calls is not None
-        self._held = HeldCall(self._form.calls, self._form.names, start)
-        self._state = self._call
+    def _enter_call(self, place: int) -> bool:
+        self._content.add(self._taken(place))
+        most = None if self._form.may_repeat else 1 - len(self.calls)
+        self._held, self._state = HeldCalls(self._form, most), self._call
         return True
 
     def _call(self, is_last: bool) -> bool:
+        """Read calls. Each leaves as soon as it is whole."""
         assert self._held is not None
         assert self._form.calls is not None
-        length = self._held.read(self._buffer, is_last)
-        if length is None:
+        is_done = self._held.read(self._buffer, is_last)
+        for name, arguments in self._held.take():
+            self.calls.append(new_call(self._form, self._key, len(self.calls), name))
+            self.calls[-1].arguments = json_text(arguments)
+        if not is_done:
             return False
-        text, found = self._taken(length), self._held.found
-        if not self._form.may_repeat and len(self.calls) + len(found) > 1:
-            found = []
-        if found:
+        if self._held.end:
             self._content.border()
-            for name, arguments in found:
-                self.calls.append(new_call(self._form, self._key, len(self.calls), name))
-                self.calls[-1].arguments = json_text(arguments)
+            self._taken(self._held.end)
         else:
-            self._content.add(text)
-            self._is_first = False
-            self.num_unparsed += text.startswith(self._form.calls.open)
-        self._state = self._text
+            tags = [tag for tag in self._form.calls.triggers if self._buffer.startswith(tag)]
+            self._content.add(self._taken(max(1, self._held.place, *map(len, tags))))
+            self.num_unparsed += bool(tags)
+        self._is_first, self._state = False, self._text
         return True
 
     def _lacking_tags(self) -> Tags | None:
@@ -197,11 +179,7 @@ class AnswerParser(Divider):
 
     def _released(self, is_last: bool, *tags: str) -> str:
         """Take the buffer, except for an end that may begin a tag."""
-        kept = 0
-        for tag in () if is_last else tags:
-            most = min(len(tag) - 1, len(self._buffer))
-            lengths = (n for n in range(most, kept, -1) if self._buffer.endswith(tag[:n]))
-            kept = next(lengths, kept)
+        kept = 0 if is_last else length_that_begins(self._buffer, tags)
         return self._taken(len(self._buffer) - kept)
 
     def _taken(self, length: int) -> str:
@@ -214,128 +192,10 @@ def new_call(form: AnswerFormat, key: str, index: int, name: str) -> ToolCall:
     assert form.calls is not None
     digest = hashlib.sha256(f"{key}\0{index}".encode()).hexdigest()
     length = form.calls.id_length
-    return ToolCall(index=index, id=digest[:length] if length else f"call_{digest[:24]}", name=name)
-
-
-class HeldCall:
-    """Reads a tag and the call behind it.
-
-    A call is JSON, names one of the tools, and has an object of arguments. The closing tag may be
-    missing only at the end of the answer.
-    """
-
-    def __init__(self, form: CallFormat, names: frozenset[str], start: int) -> None:
-        """The opening tag ends at ``start``."""
-        self.found: list[tuple[str, Mapping[str, Any]]] = []
-        """The names and arguments of the calls, once they are whole."""
-        self._form = form
-        self._names = names
-        self._start = start
-        self._name: str | None = None  # if it stands outside of the JSON
-        self._first = 0
-        self._value: JsonEnd | None = None
-        self._is_whole = False
-
-    def read(self, text: str, is_last: bool) -> int | None:
-        """Read a text that has grown, and return how much of it is decided.
-
-        That part is the calls in `found`, or it is text. None waits for more.
-        """
-        if self._value is None:
-            place = self._place_of_value(text)
-            if place is None:
-                is_over = is_last or len(text) > self._start + LONGEST_HEAD
-                return self._start if is_over else None
-            if place < 0:
-                return self._start
-            self._first, self._value = place, JsonEnd(place)
-        self._is_whole = self._is_whole or self._value.read(text)
-        if not self._is_whole:
-            return len(text) if is_last else None
-        return self._close(text, self._value.place, is_last)
-
-    def _place_of_value(self, text: str) -> int | None:
-        """Return where the JSON begins, None as long as it may come, or -1 if it does not."""
-        rest = text[self._start :].lstrip()
-        if not rest:
-            return None
-        if rest[0] in "{[":
-            return len(text) - len(rest)
-        if not self._form.name_close:
-            return -1
-        head, bracket, value = rest.partition("{")
-        if not bracket:
-            return None
-        self._name = head.strip().removesuffix(self._form.name_close).strip()
-        return len(text) - len(value) - 1 if NAME.fullmatch(self._name) else -1
-
-    def _close(self, text: str, end: int, is_last: bool) -> int | None:
-        close, rest = self._form.close, text[end:].lstrip()
-        if close.startswith(rest) and rest != close and not is_last:
-            return None
-        if rest.startswith(close):
-            taken = len(text) - len(rest) + len(close) if close else end
-        elif close.startswith(rest):
-            taken = len(text)
-        else:
-            return end
-        self.found = self._calls(text[self._first : end])
-        return taken if self.found else end
-
-    def _calls(self, text: str) -> list[tuple[str, Mapping[str, Any]]]:
-        """Return the calls in JSON, or none if it is not all calls."""
-        value = json_value(text)
-        if self._name is not None:
-            calls = [(self._name, value)]
-        else:
-            calls = [self._call(each) for each in (value if isinstance(value, list) else [value])]
-        is_right = all(
-            isinstance(name, str) and name in self._names and isinstance(arguments, dict)
-            for name, arguments in calls
-        )
-        return calls if is_right else []
-
-    def _call(self, value: Any) -> tuple[Any, Any]:
-        if not isinstance(value, dict):
-            return None, None
-        keys = (self._form.arguments, "arguments", "parameters")
-        given = [value[key] for key in keys if key in value]
-        return value.get(self._form.name), given[0] if given else None
-
-
-class JsonEnd:
-    """Counts the brackets of one object or list. Each character is read once.
-
-    It checks nothing else.
-    """
-
-    def __init__(self, start: int = 0) -> None:
-        """``start`` is the place of the first bracket."""
-        self.place = start
-        """How far the text was read; after the end, the place behind the last bracket."""
-        self._depth = 0
-        self._is_string = False
-
-    def read(self, text: str) -> bool:
-        """Read on in a text that has grown, and return whether the end was found."""
-        while True:
-            mark = (_IN_STRING if self._is_string else _MARK).search(text, self.place)
-            if mark is None:
-                self.place = len(text)
-                return False
-            if mark.group() == "\\":
-                if mark.end() == len(text):  # the escaped character is still to come
-                    self.place = mark.start()
-                    return False
-                self.place = mark.end() + 1
-                continue
-            self.place = mark.end()
-            if mark.group() == '"':
-                self._is_string = not self._is_string
-            else:
-                self._depth += 1 if mark.group() in "{[" else -1
-                if self._depth <= 0:
-                    return True
+    id = digest[:length] if length else f"call_{digest[:24]}"
+    if form.calls.has_index:
+        id = f"functions.{name}:{index}"
+    return ToolCall(index=index, id=id, name=name)
 
 
 class BorderedText:
@@ -369,29 +229,3 @@ class BorderedText:
         if not self._is_at_border:
             self.text += self._space
         self._space = ""
-
-
-def json_value(text: str) -> Any:
-    """Return the value of a JSON text, or None if it is none."""
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        return None
-
-
-def json_text(arguments: Mapping[str, Any]) -> str:
-    """Return arguments as JSON. An escape of half a character stays an escape."""
-    text = json.dumps(arguments, ensure_ascii=False)
-    return text if text.isprintable() or _is_unicode(text) else json.dumps(arguments)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mie.text.tools.definitions import ToolChoice
-from mie.text.tools.forced import literals_of
 from mie.text.tools.formats import CallFormat
+from mie.text.tools.written import written
 
 HEADING = "You can call these functions. Each line describes one as JSON:"
 """The line that begins the statement."""
@@ -76,12 +76,13 @@ def _statement(tools: Sequence[Mapping[str, Any]], choice: ToolChoice, form: Cal
     rule = "Call a function only if it helps. Otherwise answer in plain words."
     if choice.is_forced:
         rule = f"Answer with a call of {names} and nothing else."
+    arguments = ", with the arguments as a JSON object" if form.parameters is None else ""
     return "\n".join(
         [
             HEADING,
             *functions,
-            "Write a call in exactly this form, with the arguments as a JSON object:",
-            _written([_EXAMPLE], form),
+            f"Write a call in exactly this form{arguments}:",
+            written([_EXAMPLE], form),
             rule,
         ]
     )
@@ -93,15 +94,8 @@ def _with_calls(message: Mapping[str, Any], form: CallFormat) -> str:
         (call["function"].get("name", ""), _as_text(call["function"]["arguments"]))
         for call in message.get("tool_calls") or ()
     ]
-    parts = [message.get("content") or "", _written(calls, form) if calls else ""]
+    parts = [message.get("content") or "", written(calls, form) if calls else ""]
     return "\n".join(part for part in parts if part)
-
-
-def _written(calls: Sequence[tuple[str, str]], form: CallFormat) -> str:
-    """Return calls as the model should write them. Arguments are JSON."""
-    literals = literals_of(form)
-    texts = [name + literals.middle + arguments + literals.after for name, arguments in calls]
-    return literals.begin + literals.again.join(texts) + literals.end
 
 
 def _result(message: Mapping[str, Any]) -> str:

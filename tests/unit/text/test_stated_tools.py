@@ -8,8 +8,8 @@ import jsonschema
 import pytest
 
 from mie import LLM, SamplingParams
-from mie.text.tools.forced import literals_of
-from mie.text.tools.formats import CALLS
+from mie.text.tools.table import CALLS
+from mie.text.tools.written import written
 
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
 
@@ -123,16 +123,17 @@ def test_calls_of_a_history_are_text_where_no_tool_may_be_called(kind: str) -> N
         assert "You can call" not in text
 
 
-@pytest.mark.parametrize("parser", [name for name in CALLS if name != "openai"])
+@pytest.mark.parametrize(
+    "parser", ["hermes", "mistral", "apertus", "kimi_k2", "qwen3_coder", "lfm2"]
+)
 def test_the_statement_shows_the_format_in_which_calls_are_read(parser: str) -> None:
     llm, form = bundled(parser), CALLS[parser]
     messages = HISTORIES["a result"]
     options: dict[str, Any] = {"tools": TOOLS, "chat_template": TEMPLATES["every role"]}
     asked = llm.chat_prompt(messages, **options)
-    literals = literals_of(form)
-    written = f'{literals.begin}weather{literals.middle}{{"place": "mill"}}{literals.after}'
-    assert written + literals.end in asked["prompt"]
-    ids = llm.tokenizer.encode(written + literals.end, add_special_tokens=False)
+    text = written([("weather", '{"place": "mill"}')], form)
+    assert text in asked["prompt"]
+    ids = llm.tokenizer.encode(text, add_special_tokens=False)
     params = SamplingParams(trace_decode_token_ids=ids, max_tokens=len(ids))
     [output] = llm.generate([asked], params, use_tqdm=False)
     [found] = output.outputs[0].tool_calls or ()

@@ -12,6 +12,7 @@ import pytest
 import mie
 from mie import LLM, RequestOutput, SamplingParams
 from mie.errors import RequestError
+from mie.text.tools.table import CALLS, HERMES, MARKS
 
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
 
@@ -59,28 +60,34 @@ def writing(llm: LLM, text: str, **more: Any) -> SamplingParams:
 # Forced calls are valid by construction.
 
 TEMPLATES = {
-    "hermes": "<tool_call>",
-    "llama3_json": "<|python_tag|>",
-    "mistral": "[TOOL_CALLS]",
+    **{name: " ".join(marks) for name, marks in reversed(MARKS)},
     "mistral [ARGS]": "[TOOL_CALLS] [ARGS]",
-    "granite": "<|tool_call|>",
-    "phi4_mini_json": "functools[",
-    "hunyuan_a13b": "<tool_calls>",
-    "openai": "<|channel|>",
+}
+UNMARKED = {*CALLS} - {*TEMPLATES} - {name for name in CALLS if CALLS[name] == HERMES}
+"""Formats that no template shows; their names choose them."""
+QUICK = {
+    *("hermes", "llama3_json", "mistral", "mistral [ARGS]", "openai", "kimi_k2", "qwen3_coder"),
+    *("deepseek_v32", "glm45", "gemma4", "olmo3", "lfm2"),
 }
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in [*TEMPLATES, *sorted(UNMARKED)]
+    ],
+)
 @pytest.mark.parametrize("choice", ["required", "named"])
 def test_forced_calls_are_valid_in_every_format_whatever_is_sampled(name: str, choice: str):
-    llm = bundled()
+    llm = bundled(tool_call_parser=name) if name in UNMARKED else bundled()
     asked: Any = {"type": "function", "function": {"name": "weather"}}
     output = chat(
         llm,
         SamplingParams(n=4, temperature=1000, seed=7, max_tokens=500),
         tools=TOOLS,
         tool_choice="required" if choice == "required" else asked,
-        chat_template=f"{{{{ tools[0].function.name }}}}{{# {TEMPLATES[name]} #}}",
+        chat_template=f"{{{{ tools[0].function.name }}}}{{# {TEMPLATES.get(name, '')} #}}",
     )
     for completion in output.outputs:
         if completion.finish_reason != "stop":
