@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Any, NoReturn
 
 _OPENING, _CLOSING = "{[(", "}])"
@@ -32,17 +31,21 @@ class JsonEnd:
         self._quotes = quotes
         self._is_value = is_value
         self._depth = 0
-        self._quote = ""
+        self._set_quote("")
+
+    def _set_quote(self, quote: str) -> None:
+        """Read inside of a quote from here on, or outside if it is empty."""
+        self._quote = quote
+        self._tags = (quote,) if quote else self._quotes
+        self._marks = _marks(self._tags, bool(quote))
 
     def read(self, text: str) -> bool:
         """Read on in a text that has grown, and return whether the end was found."""
         while True:
-            tags = (self._quote,) if self._quote else self._quotes
-            mark = _marks(tags, bool(self._quote)).search(
-                text, self.place, len(text) - length_that_begins(text, tags)
-            )
+            end = len(text) - length_that_begins(text, self._tags)
+            mark = self._marks.search(text, self.place, end)
             if mark is None:
-                self.place = max(self.place, len(text) - length_that_begins(text, tags))
+                self.place = max(self.place, end)
                 return False
             found = mark.group()
             if found == "\\":
@@ -55,15 +58,14 @@ class JsonEnd:
                 self.place = mark.start()
                 return True
             self.place = mark.end()
-            if found in tags:
-                self._quote = "" if self._quote else found
+            if found in self._tags:
+                self._set_quote("" if self._quote else found)
             elif found != ",":
                 self._depth += 1 if found in _OPENING else -1
                 if self._depth <= 0 and not self._is_value:
                     return True
 
 
-@cache
 def _marks(tags: tuple[str, ...], is_inside: bool) -> re.Pattern[str]:
     """Return the pattern of characters that change how the text behind them is read."""
     has_escapes = all(len(tag) == 1 for tag in tags)
@@ -139,7 +141,6 @@ def _as_json(text: str, quotes: tuple[str, ...]) -> Iterator[str]:
             yield {"(": "[", ")": "]"}.get(token, token)
 
 
-@cache
 def _tokens(quotes: tuple[str, ...]) -> re.Pattern[str]:
     texts = [
         rf"{quote}(?:[^{quote}\\]|\\.)*{quote}"
