@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mie.base import worker_side
 from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import RequestError
-from mie.structured.descriptions import grammar_of
+from mie.structured.descriptions import grammar_of, unique_items_of
 from mie.structured.limits import (
     CPU_SECONDS,
     LIBRARY_LIMITS,
@@ -114,7 +114,9 @@ def _compiled(tokens: LLTokenizer, description: str) -> dict[str, Any]:
     from llguidance import LLMatcher, LLParserLimits
 
     try:
-        grammar = grammar_of(StructuredOutputsParams(**json.loads(description)))
+        params = StructuredOutputsParams(**json.loads(description))
+        grammar = grammar_of(params)
+        unique_items = unique_items_of(params)
     except RequestError as refusal:
         return {"refusal": str(refusal)[:_LONGEST_REASON]}
     except RecursionError:
@@ -126,7 +128,8 @@ def _compiled(tokens: LLTokenizer, description: str) -> dict[str, Any]:
     _try(tokens, trial)
     if trial.is_error():
         return {"error": trial.get_error()[:_LONGEST_REASON]}
-    return {"grammar": grammar, "num_bytes": worker_side.resident_bytes() - before}
+    num_bytes = worker_side.resident_bytes() - before
+    return {"grammar": grammar, "num_bytes": num_bytes, "unique_items": unique_items}
 
 
 def _try(tokens: LLTokenizer, matcher: LLMatcher) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from mie.config.params.structured import COMPACT, StructuredOutputsParams
 from mie.errors import RequestError, install_command
 from mie.structured.schemas import rewritten
+from mie.structured.unique_items import plan_of
 
 
 class Salted(NamedTuple):
@@ -44,8 +45,15 @@ def grammar_of(params: StructuredOutputsParams) -> str:
     if params.grammar is not None:
         return str(matchers.grammar_from_lark(_lark(params.grammar, is_closed=is_closed)))
     schema = json.loads('{"type": "object"}' if params.json_object else str(params.json))
-    schema = rewritten(schema, is_closed=is_closed)
+    schema = rewritten(schema, is_closed=is_closed, without_unique=True)
     return str(matchers.grammar_from_json_schema(schema, overrides=_json_options(params)))
+
+
+def unique_items_of(params: StructuredOutputsParams) -> list[Mapping[str, Any]]:
+    """Return the plan of the lists with different items, which is empty if there are none."""
+    if params.json is None:
+        return []
+    return plan_of(json.loads(str(params.json)), is_closed=params.disable_additional_properties)
 
 
 def _lark(grammar: str, *, is_closed: bool) -> str:

@@ -25,6 +25,7 @@ from mie.structured.limits import (
     why,
 )
 from mie.structured.matcher import Matcher
+from mie.structured.unique_matcher import Tokens, UniqueItems, UniqueMatcher
 from mie.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ class Grammars:
                 grammar = future.result()
             finally:
                 future.cancel()  # an interrupt ends the wait
+        if grammar.unique_items is not None:
+            return UniqueMatcher(grammar, self.eos_token_ids, self.vocab_size, grammar.unique_items)
         return Matcher(grammar, self.eos_token_ids, self.vocab_size)
 
     def submit(
@@ -112,6 +115,7 @@ class Grammar:
     """A matcher at the beginning of an output, to be copied."""
     num_bytes: int
     """The memory that compiling it took."""
+    unique_items: UniqueItems | None = None
 
 
 class Kept:
@@ -214,6 +218,12 @@ class Vocabulary:
                 raise RequestError(message) from error
         return self._indexed
 
+    @cached_property
+    def texts(self) -> Tokens:
+        """Return the bytes of the tokens."""
+        tokens = self.indexed()
+        return Tokens([tokens.decode_bytes([each]) for each in range(self._vocab_size)])
+
 
 def _compiled(
     vocabulary: Vocabulary, kept: Kept, description: Salted, check: Callable[[str], Reply]
@@ -246,7 +256,9 @@ def _new_grammar(
     matcher = library().LLMatcher(tokens, reply["grammar"], log_level=0, limits=limits)
     if matcher.is_error():
         raise _refusal(params, f"cannot be followed: {why(matcher.get_error())}")
-    return Grammar(matcher, reply["num_bytes"])
+    places = reply["unique_items"]
+    unique_items = UniqueItems(places, vocabulary.texts) if places else None
+    return Grammar(matcher, reply["num_bytes"], unique_items)
 
 
 def _refusal(params: StructuredOutputsParams, reason: str) -> RequestError:

@@ -1,14 +1,17 @@
 """Find the parts of a JSON schema that it refers to."""
 
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 from mie.errors import RequestError, shown
+from mie.structured.keywords import Schema, listed, mapping_of
 
 VALUES = ("const", "enum", "default", "example", "examples")
 """Keywords with values that are not schemas. Names in these values are not keywords."""
 
 DYNAMIC = ("$dynamicRef", "$recursiveRef")
+DEPENDENT = ("dependentRequired", "dependentSchemas", "dependencies")
 
 _OLD_DRAFTS = tuple(f"draft-{number:02}/schema" for number in (3, 4, 6, 7))
 
@@ -57,6 +60,23 @@ class References:
             alone = self._alone[id(node)] = {"$ref": node["$ref"]}
             self._bases[id(alone)] = self._bases.get(id(node), "")
         return self._alone[id(node)]
+
+    def in_place(self, schema: Schema) -> Iterator[tuple[str, Any]]:
+        """Return the other schemas of the same value, and their keywords."""
+        schema = self.effective(schema)
+        for name in ("allOf", "anyOf", "oneOf"):
+            for each in listed(schema, name):
+                yield name, each
+        for name in DEPENDENT:
+            for each in mapping_of(schema, name).values():
+                if isinstance(each, dict):
+                    yield name, each
+        for name in ("then", "else"):
+            if "if" in schema and name in schema:
+                yield name, schema[name]
+        target = self.target(schema)
+        if target is not None:
+            yield "$ref", target
 
     def target(self, node: dict[str, Any]) -> Any:
         """Return the schema that an object refers to, or None if it refers to none.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -25,7 +24,7 @@ from mie.structured.keywords import (
     write_bound,
 )
 from mie.structured.logic import Logic, types_in
-from mie.structured.references import DYNAMIC, References
+from mie.structured.references import DEPENDENT, DYNAMIC, References
 from mie.structured.schema_values import (
     BOUNDS,
     COUNTS,
@@ -43,21 +42,21 @@ _AS_THEY_ARE = ("type", "required", "multipleOf")
 _MAPPINGS = ("properties", "patternProperties")
 _INNER = ("additionalProperties", "items", "prefixItems", "additionalItems")
 _CHOICES = ("anyOf", "oneOf")
-_DEPENDENT = ("dependentRequired", "dependentSchemas", "dependencies")
 
 
-def rewritten(schema: Schema, *, is_closed: bool) -> Schema:
+def rewritten(schema: Schema, *, is_closed: bool, without_unique: bool = False) -> Schema:
     """Return a schema for llguidance. The given schema accepts each of its values.
 
     Keywords without effect and annotations are left out. If ``is_closed`` and an object's schema
     names properties, the object has no others, except with ``additionalProperties``. Each schema of
     an object may name some: its own, ``allOf``, ``$ref``, and the chosen ``anyOf`` or ``oneOf``.
+    With ``without_unique``, ``uniqueItems`` is left out: a matcher enforces it.
 
     Raises:
         RequestError: a keyword, a number or a reference cannot be followed. The message continues
             "the schema".
     """
-    return _Rewriting(schema, is_closed).result()
+    return _Rewriting(schema, is_closed, without_unique).result()
 
 
 @dataclass(kw_only=True, eq=False)
@@ -83,8 +82,9 @@ class _Rewriting:
     stays open.
     """
 
-    def __init__(self, root: Schema, is_closed: bool) -> None:
+    def __init__(self, root: Schema, is_closed: bool, without_unique: bool) -> None:
         self._root = root
+        self._without_unique = without_unique
         self._allowed_at_first: Names | None = frozenset() if is_closed else None
         self._references = References(root)
         self._logic = Logic(self._references)
@@ -202,8 +202,10 @@ class _Rewriting:
             target = self._references.target(schema)
             inherited = self._allowed_in(schema, "$ref", target, allowed)
             written.update(self._reference(target, inherited))
-        elif name in _DEPENDENT:
+        elif name in DEPENDENT:
             self._write_dependent(name, schema, allowed, written, more)
+        elif name == "uniqueItems" and self._without_unique:
+            return
         elif not has_no_effect(name, schema):
             raise RequestError(f"uses {name!r}, which is not supported (leave it out)")
 
@@ -227,23 +229,6 @@ class _Rewriting:
 
     # Schemas of one value
 
-    def _in_place(self, schema: Schema) -> Iterator[tuple[str, Any]]:
-        """Return the other schemas of the same value, and their keywords."""
-        schema = self._references.effective(schema)
-        for name in ("allOf", *_CHOICES):
-            for each in listed(schema, name):
-                yield name, each
-        for name in _DEPENDENT:
-            for each in mapping_of(schema, name).values():
-                if isinstance(each, dict):
-                    yield name, each
-        for name in ("then", "else"):
-            if "if" in schema and name in schema:
-                yield name, schema[name]
-        target = self._references.target(schema)
-        if target is not None:
-            yield "$ref", target
-
     def _facts(self, schema: Any) -> _Facts:
         """Return the facts of a schema and of the other schemas in place."""
         found = _Facts()
@@ -253,7 +238,7 @@ class _Rewriting:
             if isinstance(each, dict) and id(each) not in seen:
                 seen.add(id(each))
                 found.add(self._facts_alone(each))
-                left += [inner for _, inner in self._in_place(each)]
+                left += [inner for _, inner in self._references.in_place(each)]
         return found
 
     def _facts_alone(self, schema: Schema) -> _Facts:
@@ -278,14 +263,14 @@ class _Rewriting:
             return None
         others = _Facts()
         others.add(self._facts_alone(schema))
-        for name, each in self._in_place(schema):
+        for name, each in self._references.in_place(schema):
             if name != keyword or (name not in _CHOICES and each is not member):
                 others.add(self._facts(each))
         return None if others.is_open else frozenset({*allowed, *others.names})
 
     def _close(self, schema: Schema, allowed: Names, written: Schema) -> None:
         others = _Facts(names=dict.fromkeys(texts_of(schema, "required")))
-        for _, each in self._in_place(schema):
+        for _, each in self._references.in_place(schema):
             others.add(self._facts(each))
         if "additionalProperties" in written or others.is_open:
             return
@@ -298,14 +283,14 @@ class _Rewriting:
         """Close an object if its schema has ``unevaluatedProperties`` false."""
         if schema.get("unevaluatedProperties") is not False:
             return allowed
-        keywords = {name for name, _ in self._in_place(schema)}
-        left = [each for _, each in self._in_place(schema)]
+        keywords = {name for name, _ in self._references.in_place(schema)}
+        left = [each for _, each in self._references.in_place(schema)]
         seen = set()
         for each in left:
             if isinstance(each, dict) and id(each) not in seen:
                 seen.add(id(each))
-                keywords |= {name for name, _ in self._in_place(each)}
-                left += [inner for _, inner in self._in_place(each)]
+                keywords |= {name for name, _ in self._references.in_place(each)}
+                left += [inner for _, inner in self._references.in_place(each)]
         if keywords & {*_CHOICES} or any(self._facts(each).is_open for each in left):
             raise RequestError(
                 "uses 'unevaluatedProperties' with alternatives or with additionalProperties, "

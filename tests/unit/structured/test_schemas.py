@@ -370,7 +370,15 @@ class Owner(BaseModel):
 TYPES: list[Any] = [
     *(datetime.datetime, datetime.date, datetime.time, datetime.timedelta),
     *(uuid.UUID, UUID4, IPvAnyAddress, ipaddress.IPv4Address, ipaddress.IPv6Network),
-    *(pathlib.Path, SecretStr, bytes, dict[Colour, int], dict[uuid.UUID, int], frozenset[str]),
+    *(
+        pathlib.Path,
+        SecretStr,
+        bytes,
+        dict[Colour, int],
+        dict[uuid.UUID, int],
+        frozenset[str],
+        set[Colour],
+    ),
     *(dict[Annotated[str, Text(min_length=2)], int], dict[datetime.date, bool], Owner),
     Annotated[set[int], Field(max_length=1)],
     Annotated[str, Text(pattern="^[^/]+/[^/]+$", max_length=100)],
@@ -381,9 +389,6 @@ TYPES: list[Any] = [
 def test_pydantic_reads_what_the_schema_of_its_type_allows(kind: Any):
     adapter = TypeAdapter(kind)
     schema = adapter.json_schema()
-    if kind == frozenset[str]:
-        assert "uses 'uniqueItems'" in refusal(schema)
-        return
     found = list(random_texts(schema, 8, disable_additional_properties=True))
     assert len(found) >= 3
     for text in found:
