@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mie.base import worker_side
 from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import RequestError
-from mie.structured.descriptions import grammar_of, unique_items_of
+from mie.structured.descriptions import grammar_of, place_of, unique_items_of
 from mie.structured.limits import (
     CPU_SECONDS,
     LIBRARY_LIMITS,
@@ -124,6 +124,14 @@ def _compiled(tokens: LLTokenizer, description: str) -> dict[str, Any]:
     before = worker_side.resident_bytes()
     limits = LLParserLimits(**LIBRARY_LIMITS)
     matcher = LLMatcher(tokens, grammar, log_level=0, limits=limits)
+    if matcher.is_error():
+        error = matcher.get_error()
+        place = place_of(
+            params,
+            error,
+            lambda part: LLMatcher(tokens, part, log_level=0, limits=limits).get_error(),
+        )
+        return {"error": error[:_LONGEST_REASON], "place": place}
     trial = matcher.deep_copy()  # every output makes such a copy
     _try(tokens, trial)
     if trial.is_error():

@@ -2,11 +2,16 @@
 
 import json
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from mie.config.params.structured import COMPACT, StructuredOutputsParams
 from mie.errors import RequestError, install_command
+from mie.structured.ebnf import is_ebnf, lark_of_ebnf, place_in
+from mie.structured.limits import PLACE_SECONDS
+from mie.structured.references import References
 from mie.structured.schemas import rewritten
 from mie.structured.unique_items import plan_of
 
@@ -45,8 +50,15 @@ def grammar_of(params: StructuredOutputsParams) -> str:
     if params.grammar is not None:
         return str(matchers.grammar_from_lark(_lark(params.grammar, is_closed=is_closed)))
     schema = json.loads('{"type": "object"}' if params.json_object else str(params.json))
-    schema = rewritten(schema, is_closed=is_closed, without_unique=True)
-    return str(matchers.grammar_from_json_schema(schema, overrides=_json_options(params)))
+    return _json_grammar(params, schema, schema)
+
+
+def _json_grammar(params: StructuredOutputsParams, root: Any, part: Any) -> str:
+    """Return the grammar of a part of a schema."""
+    is_closed = params.disable_additional_properties
+    schema = rewritten(root, is_closed=is_closed, without_unique=True, part=part)
+    written = library().LLMatcher.grammar_from_json_schema(schema, overrides=_json_options(params))
+    return str(written)
 
 
 def unique_items_of(params: StructuredOutputsParams) -> list[Mapping[str, Any]]:
@@ -56,18 +68,49 @@ def unique_items_of(params: StructuredOutputsParams) -> list[Mapping[str, Any]]:
     return plan_of(json.loads(str(params.json)), is_closed=params.disable_additional_properties)
 
 
-def _lark(grammar: str, *, is_closed: bool) -> str:
-    """Return a grammar in llguidance's dialect of Lark, converted from GBNF if it is that."""
-    from llguidance import gbnf_to_lark
+def place_of(
+    params: StructuredOutputsParams, error: str, error_of: Callable[[str], str]
+) -> str | None:
+    """Return the JSON pointer of the innermost part of a schema that has the whole's error.
 
-    if "::=" not in grammar or gbnf_to_lark.is_lark_syntax(grammar):
-        return _with_rewritten_schemas(grammar, is_closed)
+    ``error_of`` compiles a grammar and returns the library's error, or an empty text. The search
+    ends after `PLACE_SECONDS` of CPU time.
+    """
+    if params.json is None:
+        return None
+    end = time.thread_time() + PLACE_SECONDS
+    root = json.loads(str(params.json))
+    references = References(root)
+    innermost, seen = root, {id(root)}
+    with suppress(RequestError):  # something that is no part refers to nothing
+        left = list(references.parts(root))
+        while left and time.thread_time() < end:
+            part = left.pop(0)
+            if id(part) not in seen and _has_error(params, root, part, error, error_of):
+                innermost, left = part, list(references.parts(part))
+            seen.add(id(part))
+    return references.pointer(innermost)
+
+
+def _has_error(
+    params: StructuredOutputsParams,
+    root: Any,
+    part: Any,
+    error: str,
+    error_of: Callable[[str], str],
+) -> bool:
     try:
-        return str(gbnf_to_lark.gbnf_to_lark(grammar))
-    except RecursionError:
-        raise RequestError("is GBNF that nests too deep") from None
-    except Exception as error:  # the library raises Exception itself
-        raise RequestError(f"is no GBNF that can be read: {error}") from error
+        found = error_of(_json_grammar(params, root, part))
+    except RequestError:
+        return False
+    return found.partition("\n")[0] == error.partition("\n")[0]
+
+
+def _lark(grammar: str, *, is_closed: bool) -> str:
+    """Return a grammar in llguidance's dialect of Lark, converted from EBNF if it is that."""
+    if is_ebnf(grammar):
+        return lark_of_ebnf(grammar)
+    return _with_rewritten_schemas(grammar, is_closed)
 
 
 _SCHEMA_OR_TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|%json\s*')
@@ -87,10 +130,15 @@ def _with_rewritten_schemas(lark: str, is_closed: bool) -> str:
                 schema = None  # llguidance names the error
             if isinstance(schema, dict):
                 options = schema.get("x-guidance", {})
-                schema = rewritten(schema, is_closed=is_closed)
+                try:
+                    schema = rewritten(schema, is_closed=is_closed)
+                except RequestError as error:
+                    at = place_in(lark, found.end())
+                    raise RequestError(f"{error} of the JSON schema at {at}") from error
                 if isinstance(options, dict):
                     schema["x-guidance"] = {**options, **_STRICT}
-                parts.append(json.dumps(schema))
+                num_lines = lark.count("\n", found.end(), end)  # errors below keep their lines
+                parts.append("{" + "\n" * num_lines + json.dumps(schema)[1:])
             else:
                 parts.append(lark[found.end() : end])
         place = end

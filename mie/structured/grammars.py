@@ -249,7 +249,11 @@ def _new_grammar(
     if "refusal" in reply:
         raise _refusal(params, printable(reply["refusal"]))
     if "error" in reply:
-        raise _refusal(params, f"cannot be followed: {why(reply['error'])}")
+        error, place = reply["error"], reply.get("place")
+        if params.regex is not None:
+            error = error.removeprefix("at 1(8): ")  # the place in a grammar with the expression
+        at = f"; see {place}" if place else ""
+        raise _refusal(params, f"cannot be followed: {why(error)}{at}")
     if "grammar" not in reply:
         raise _refusal(params, EXCEEDED[reply["returncode"]])
     limits = library().LLParserLimits(**LIBRARY_LIMITS)

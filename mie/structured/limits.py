@@ -1,10 +1,11 @@
 """Limit the cost of a description of an output, and say why one cannot be followed."""
 
+import re
 import signal
 from collections.abc import Mapping
 from typing import Any
 
-from mie.errors import printable
+from mie.errors import printable, shown
 
 LIBRARY_LIMITS: Mapping[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
@@ -25,6 +26,9 @@ NUM_TRIED = 32
 
 CPU_SECONDS = 1.0
 """CPU time in which a worker compiles a description. Most take 1 to 10 ms."""
+
+PLACE_SECONDS = 0.2
+"""CPU time in which a worker searches the place of an error in a schema."""
 
 MEMORY_BYTES = 128 << 20
 """Memory that a description may take in the worker while it is compiled."""
@@ -74,6 +78,7 @@ EXCEEDED = {
 _PLAIN = {
     "NoExtension": "no finite text matches it (does it contradict itself, or refer to itself "
     "without end?)",
+    "Unsatisfiable schema: anyOf is empty": "Unsatisfiable schema: no value is left",
     "oneOf constraints are not supported": "the alternatives of a oneOf cannot be told apart "
     "(write anyOf, or require a property in each that has another const)",
     "Value for 'multipleOf' has too many digits": "a multipleOf has too many digits",
@@ -86,5 +91,27 @@ def why(error: str) -> str:
     for beginning, plain in _PLAIN.items():
         if error.startswith(beginning):
             return plain
-    reason = " ".join(error.partition("<state>")[0].split())
-    return printable(reason)[:MAX_REASON]
+    reason = error.partition("<state>")[0].partition("\n  while processing")[0]
+    return printable(_placed(reason))[:MAX_REASON]
+
+
+_IN_REGEX = re.compile(
+    r"(?:at (?P<line>\d+)\((?P<column>\d+)\): )?(?:invalid regex .* \(in regex\): )?"
+    r"regex parse error:\n"
+    r" {4}(?P<pattern>[^\n]*)\n {4}(?P<before> *)\^+\nerror: (?P<reason>[^\n]*)",
+    re.DOTALL,
+)
+_IN_LARK = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
+
+
+def _placed(reason: str) -> str:
+    """Return a reason of the library on one line, with its place in plain words."""
+    found = _IN_REGEX.match(reason)
+    if found is not None:
+        column = len(found["before"]) + 1
+        at = f"line {found['line']}, column {found['column']}: " if found["line"] else ""
+        pattern = shown(found["pattern"])
+        return f"{at}invalid regex at column {column} of {pattern}: {found['reason']}"
+    listing = reason.find("\n   1 | ")
+    reason = reason if listing < 0 else reason[:listing]
+    return " ".join(_IN_LARK.sub(r"line \1, column \2: ", reason, count=1).split())

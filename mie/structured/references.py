@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from mie.errors import RequestError, shown
+from mie.errors import RequestError, printable, shown
 from mie.structured.keywords import Schema, listed, mapping_of
 
 VALUES = ("const", "enum", "default", "example", "examples")
@@ -13,7 +13,16 @@ VALUES = ("const", "enum", "default", "example", "examples")
 DYNAMIC = ("$dynamicRef", "$recursiveRef")
 DEPENDENT = ("dependentRequired", "dependentSchemas", "dependencies")
 
+_MAX_POINTER = 200
 _OLD_DRAFTS = tuple(f"draft-{number:02}/schema" for number in (3, 4, 6, 7))
+
+
+_NOT_PARTS = (*VALUES, *DEPENDENT, "properties", "patternProperties", "$defs", "definitions")
+"""Keywords with other objects than schemas that constrain a value."""
+
+
+class PlacedError(RequestError):
+    """A refusal of a schema that says where in the schema the reason is."""
 
 
 class References:
@@ -23,6 +32,8 @@ class References:
         """Index the identifiers and anchors of a schema."""
         self._root = root
         self._bases: dict[int, str] = {}  # of each object, by its identity
+        # The parent of each object and list, and the step from it, by identity.
+        self._steps: dict[int, tuple[Any, str]] = {}
         self._named: dict[str, Any] = {}
         num_resources = 0
         multiples = set()
@@ -30,6 +41,7 @@ class References:
         for node, base in left:
             if isinstance(node, list):
                 left += [(each, base) for each in node]
+                self._steps |= {id(each): (node, str(i)) for i, each in enumerate(node)}
             elif isinstance(node, dict):
                 for name in ("id", "$id"):
                     if isinstance(node.get(name), str):
@@ -43,11 +55,39 @@ class References:
                     multiples.add(node["multipleOf"])
                 self._bases[id(node)] = urldefrag(base).url
                 left += [(value, base) for name, value in node.items() if name not in VALUES]
+                self._steps |= {id(value): (node, name) for name, value in node.items()}
         self._has_one_resource = num_resources == 0
         self._is_old = str(root.get("$schema")).rstrip("#").endswith(_OLD_DRAFTS)
         self._alone: dict[int, dict[str, Any]] = {}  # references without their siblings
         self.has_multiples = len(multiples) > 1
         """Whether the schema demands multiples of several numbers."""
+
+    def placed(self, error: RequestError, node: Any) -> RequestError:
+        """Return an error with the JSON pointer of a schema, unless it has one."""
+        is_known = node is self._root or (isinstance(node, dict) and id(node) in self._steps)
+        if isinstance(error, PlacedError) or not is_known:
+            return error
+        return PlacedError(f"{error}; see {self.pointer(node)}")
+
+    def pointer(self, node: Any) -> str:
+        """Return the JSON pointer of a part of the schema, as ``$ref`` has it."""
+        steps: list[str] = []
+        while node is not self._root:
+            node, step = self._steps[id(node)]
+            steps.append(step.replace("~", "~0").replace("/", "~1"))
+        return printable("/".join(["#", *reversed(steps)]), _MAX_POINTER)
+
+    def parts(self, node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Return the schemas in a schema, and the schema that it refers to."""
+        target = self.target(node)
+        left = [target, *(value for name, value in node.items() if name not in _NOT_PARTS)]
+        for name in ("properties", "patternProperties", *DEPENDENT):
+            left += mapping_of(node, name).values()
+        for each in left:
+            if isinstance(each, list):
+                left += each
+            elif isinstance(each, dict):
+                yield each
 
     def effective(self, node: dict[str, Any]) -> dict[str, Any]:
         """Return the keywords of an object that have effect.

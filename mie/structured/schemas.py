@@ -44,19 +44,22 @@ _INNER = ("additionalProperties", "items", "prefixItems", "additionalItems")
 _CHOICES = ("anyOf", "oneOf")
 
 
-def rewritten(schema: Schema, *, is_closed: bool, without_unique: bool = False) -> Schema:
+def rewritten(
+    schema: Schema, *, is_closed: bool, without_unique: bool = False, part: Schema | None = None
+) -> Schema:
     """Return a schema for llguidance. The given schema accepts each of its values.
 
     Keywords without effect and annotations are left out. If ``is_closed`` and an object's schema
     names properties, the object has no others, except with ``additionalProperties``. Each schema of
     an object may name some: its own, ``allOf``, ``$ref``, and the chosen ``anyOf`` or ``oneOf``.
     With ``without_unique``, ``uniqueItems`` is left out: a matcher enforces it.
+    With ``part``, only that part of the schema is returned.
 
     Raises:
         RequestError: a keyword, a number or a reference cannot be followed. The message continues
             "the schema".
     """
-    return _Rewriting(schema, is_closed, without_unique).result()
+    return _Rewriting(schema, is_closed, without_unique).result(schema if part is None else part)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -95,8 +98,8 @@ class _Rewriting:
         self._inlined: list[int] = []
         self._made: list[Schema] = []  # schemas that are known by their identity
 
-    def result(self) -> Schema:
-        schema = self._fresh(self._root)
+    def result(self, start: Schema) -> Schema:
+        schema = self._fresh(start)
         definitions = {}
         for name, target, allowed in self._definitions:  # a definition may add others to the end
             definitions[name] = self._of(target, allowed)
@@ -122,6 +125,12 @@ class _Rewriting:
 
     def _of(self, schema: Any, allowed: Names | None) -> Any:
         """Rewrite a schema. It may be one of several schemas of the same value."""
+        try:
+            return self._of_keywords(schema, allowed)
+        except RequestError as error:
+            raise self._references.placed(error, schema) from error
+
+    def _of_keywords(self, schema: Any, allowed: Names | None) -> Any:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):

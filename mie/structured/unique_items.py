@@ -90,8 +90,12 @@ class _Plan:
                 others=number(_properties(schemas, None)),
                 items=number(_items(schemas)),
             )
-            if any(_is_unique(each) for each in schemas):
-                place.is_unique, place.values = True, self._values(schemas)
+            unique = [each for each in schemas if _is_unique(each)]
+            if unique:
+                try:
+                    place.is_unique, place.values = True, self._values(schemas)
+                except RequestError as error:
+                    raise self._references.placed(error, unique[0]) from error
             made.append(place)
         return made
 

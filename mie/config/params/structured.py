@@ -37,12 +37,12 @@ class StructuredOutputsParams:
     and cannot be assigned later. A bad value or an unknown name raises `ConfigError`. The grammar
     itself is checked when a request is prepared.
 
-    json: A JSON schema, as a dictionary or as text. The output is a JSON value that it accepts.
-        Default: None.
+    json: A JSON schema, as a dictionary, a boolean or as text. The output is a JSON value that it
+        accepts. Default: None.
     regex: A regular expression in Rust's syntax. The whole output matches it. Default: None.
     choice: Texts that the output is chosen from; a list of strings. Default: None.
-    grammar: A grammar in llguidance's dialect of Lark with a rule ``start``, or in GBNF with a rule
-        ``root``. Default: None.
+    grammar: A grammar in llguidance's dialect of Lark with a rule ``start``, or in EBNF (GBNF) with
+        a rule ``root``. Default: None.
     json_object: True for any JSON object. Default: None.
     disable_any_whitespace: Write JSON without whitespace. With False the model may write any (in
         vLLM the default is False). Default: True.
@@ -54,7 +54,7 @@ class StructuredOutputsParams:
     structural_tag: Not supported. Default: None.
     """
 
-    json: str | Mapping[str, Any] | None = None
+    json: str | bool | Mapping[str, Any] | None = None
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
@@ -71,6 +71,8 @@ class StructuredOutputsParams:
             check_switch("json_object", self.json_object)
         for name in ("disable_any_whitespace", "disable_additional_properties"):
             check_switch(name, getattr(self, name))
+        if self.json is not None:
+            object.__setattr__(self, "json", _schema_text(self.json))
         given = [name for name in KINDS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             got = " and ".join(given) or "none of them"
@@ -84,8 +86,6 @@ class StructuredOutputsParams:
                 _check_encodes(name, value)
         if self.grammar == "":
             raise ConfigError("grammar is empty; it needs a rule named start")
-        if self.json is not None:
-            object.__setattr__(self, "json", _schema_text(self.json))
         if self.choice is not None:
             choices = values.strings("choice", self.choice, _MAX_CHOICES, _MAX_CHOICES)
             if not choices:
@@ -97,7 +97,8 @@ class StructuredOutputsParams:
     def num_chars(self) -> int:
         """The number of characters that describe the output."""
         texts = (self.json, self.regex, self.grammar, self.whitespace_pattern)
-        return sum(len(text) for text in (*texts, *(self.choice or ())) if text)
+        given = (*texts, *(self.choice or ()))
+        return sum(len(text) for text in given if isinstance(text, str))
 
     def _refuse_json_options(self, kind: str) -> None:
         for name, (default, kinds) in _JSON_OPTIONS.items():
@@ -139,8 +140,12 @@ def _schema_text(schema: object) -> str:
     """Return a JSON schema as text, with its properties in their order."""
     try:
         found = json.loads(schema) if isinstance(schema, str) else schema
+        if isinstance(found, bool):
+            found = {} if found else {"not": {}}
         if not isinstance(found, Mapping):
-            raise ConfigError(f"json must be a JSON schema, an object; got {shown(found)}")
+            raise ConfigError(
+                f"json must be a JSON schema, an object or a boolean; got {shown(found)}"
+            )
         return json.dumps(dict(found), allow_nan=False)
     except RecursionError as error:
         raise ConfigError("json must be a JSON schema: it nests too deep") from error

@@ -203,6 +203,7 @@ class Orders:
 def reason_of(message: str) -> str:
     """Return the class of a refusal."""
     message = message.removeprefix("structured_outputs has a json schema that ")
+    message = message.partition("; see #")[0]
     message = message.removeprefix("cannot be followed: ").partition("(")[0].partition("\n")[0]
     message = re.sub(r" while processing .*|: .*|/.*/|\d[\d.e+]*", "", message)
     return re.sub(r"'[^']*' is unsatisf", "a property is unsatisf", message).strip()

@@ -583,3 +583,51 @@ def test_references_by_pointer_anchor_and_identifier_are_followed():
 )
 def test_malformed_schemas_are_refused(schema: dict[str, Any]):
     assert "structured_outputs has a json schema that" in refusal(schema)
+
+
+# Places of errors.
+
+PLACES: list[tuple[Any, str]] = [
+    (False, "no value is left; see #"),
+    ({"properties": {"a": {"items": {"contains": {}}}}}, "'contains'.*; see #/properties/a/items"),
+    ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"not": {"pattern": "a"}}}}, "; see #/[$]defs/a~1b"),
+    ({"anyOf": [TEXT, {"const": 2**64}]}, "has const .*; see #/anyOf/1"),
+    ({"items": {"allOf": [{"uniqueItems": True}]}}, "uses 'uniqueItems' .*; see #/items/allOf/0"),
+    ({"properties": {"a": 3}}, "must be an object or a boolean; see #$"),
+    ({"properties": {"a": {"oneOf": [TEXT, {"pattern": "a"}]}}}, "oneOf .*; see #/properties/a"),
+    ({"items": {"$ref": "#/definitions/x"}, "minItems": 1, "definitions": {"x": {
+        "type": "object", "required": ["b"], "properties": {"b": {"enum": []}}}}},
+        "required property 'b' is unsatisfiable; see #/definitions/x"),
+    ({"patternProperties": {"^a/b": {"type": "thing"}}}, "see #/patternProperties/.a~1b"),
+    ({"properties": {"a": {"pattern": "a(b"}}}, "regex at column 2 of 'a.b': .*; see #/prop"),
+    ({"properties": {"a" * 500: {"contains": TEXT}}}, "; see #/properties/a{187}…$"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(PLACES)))
+def test_a_refusal_has_the_place_in_the_schema(number: int):
+    schema, message = PLACES[number]
+    assert re.search(message, refusal(schema)), refusal(schema)
+
+
+def test_a_boolean_is_a_schema():
+    for schema in (True, "true"):
+        assert allows(schema, {"a": [1]})
+        assert allows(schema, "null")
+
+
+def test_errors_of_grammars_and_expressions_have_places():
+    def refused(**description: str) -> str:
+        with pytest.raises(RequestError) as caught:
+            grammars().start(StructuredOutputsParams(**description))  # type: ignore[arg-type]
+        return str(caught.value)
+
+    assert "line 1, column 8: unknown name" in refused(grammar="start: x")
+    below = 'start: %json {\n "type": "null"\n} b\nb: x'
+    assert "line 4, column 4: unknown name" in refused(grammar=below)
+    assert "line 2, column 4: invalid regex at column 2 of" in refused(grammar="start: A\nA: /a(b/")
+    schema = 'start: "a" x\nx: %json {"items": {"contains": {}}}'
+    assert "; see #/items of the JSON schema at line 2, column 10" in refused(grammar=schema)
+    expression = refused(regex="ab{3,1}")
+    assert "invalid regex at column 3 of 'ab{3,1}': invalid repetition" in expression
+    assert "line" not in expression

@@ -1,0 +1,151 @@
+"""Check grammars in EBNF: which texts they have, and where their errors are."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from functools import cache
+from typing import Any
+
+import pytest
+
+from mie import LLM, StructuredOutputsParams
+from mie.errors import RequestError
+from mie.structured.ebnf import lark_of_ebnf
+from mie.structured.grammars import Grammars
+
+pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
+
+EOS, VOCAB_SIZE = 1, 2048
+
+
+@cache
+def tokenizer() -> Any:
+    return LLM("bundled", backend="numpy", num_threads=1).tokenizer
+
+
+@cache
+def grammars() -> Grammars:
+    return Grammars(tokenizer(), VOCAB_SIZE, [EOS])
+
+
+def accepts(grammar: str, text: str) -> bool:
+    ids = [*tokenizer().encode(text, add_special_tokens=False), EOS]
+    return grammars().start(StructuredOutputsParams(grammar=grammar)).validate(ids) == len(ids)
+
+
+SQL = """
+root ::= select_statement
+select_statement ::= "SELECT " column " from " table " where " condition
+column ::= "col_1 " | "col_2 "
+table ::= "table_1 " | "table_2 "
+condition ::= column "= " number
+number ::= "1 " | "2 "
+"""
+"""The example of vLLM's documents."""
+
+JSON = r"""
+root ::= basic_array | basic_object
+basic_any ::= basic_number | basic_string | "true" | "false" | "null" | basic_array | basic_object
+basic_number ::= ("0" | "-"? [1-9] [0-9]*) ("." [0-9]+)? ([eE] [+-]? [0-9]+)?
+basic_string ::= (([\"] basic_string_1 [\"]))
+basic_string_1 ::= "" | [^"\\\x00-\x1F] basic_string_1 | "\\" escape basic_string_1
+escape ::= ["\\/bfnrt] | "u" [A-Fa-f0-9] [A-Fa-f0-9] [A-Fa-f0-9] [A-Fa-f0-9]
+basic_array ::= "[" ("" | ws basic_any (ws "," ws basic_any)*) ws "]"
+basic_object ::=
+  "{"
+  ("" | ws basic_string ws ":" ws basic_any ( ws "," ws basic_string ws ":" ws basic_any)*)
+  ws "}"
+ws ::= [ \n\t]*
+"""
+"""JSON as XGrammar's documents write it."""
+
+CASES = [
+    (SQL, ["SELECT col_1  from table_2  where col_2 = 1 "], ["SELECT col_3 ", ""]),
+    ('root ::= word "ing"\nword ::= [a-z]+', ["singing", "aing"], ["sing ", "ing", "ingx"]),
+    ('root ::= "a" "bd" | "ab" "c"', ["abd", "abc"], ["ab", "abdc"]),
+    ("root ::= expr\nexpr ::= expr [+*] expr | [0-9]+", ["1+2*33"], ["1+", "+1"]),
+    ('root ::=\n  "a"\n  | "b" # one\n  # two\n  | c\nc ::= "c"', ["a", "b", "c"], ["ab", "bc"]),
+    ('root ::= [a-c]{2,3} "x"{2} ("y" "z"){1,}', ["abxxyz", "abcxxyzyz"], ["axxyz", "abxyz"]),
+    (r'root ::= "\x41\u00e9\U0001F600\t\"\\" [\-\]\[^]', ['Aé😀\t"\\-', 'Aé😀\t"\\]'], ["A-"]),
+    ("root ::= 'it' | \"'\" # quotes", ["it", "'"], ["'it'"]),
+    ('root ::= . [^a] "/"', ["\n\n/", "ab/"], ["aa/", "a/"]),
+    ('root ::= start\nstart ::= 1st-Rule\n1st-Rule ::= "s" | ""', ["s", ""], ["ss"]),
+    ('Root ::= "x"\nroot ::= ROOT Root\nROOT ::= "y"', ["yx"], ["xy", "xx"]),
+    ('root ::= (| "b")+ "c"?', ["", "b", "bbc", "c"], ["cb"]),
+    ('root ::= "#" [#] # "no"', ["##"], ["#"]),
+    ('root ::= "a"\r\n    "b"\r\n', ["ab"], ["a"]),
+]
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_a_grammar_has_the_texts_that_it_describes(number: int):
+    grammar, good, bad = CASES[number]
+    assert [text for text in good if not accepts(grammar, text)] == []
+    assert [text for text in bad if accepts(grammar, text)] == []
+
+
+def test_a_grammar_of_json_has_the_texts_that_a_parser_reads():
+    rng = random.Random(1)
+
+    def value(depth: int) -> Any:
+        if depth == 0 or rng.random() < 0.3:
+            return rng.choice([0, -12, 1.5, 1e-7, "", 'a"\\\n', "é", True, False, None])
+        values = [value(depth - 1) for _ in range(rng.randrange(3))]
+        return values if rng.random() < 0.5 else {str(i): each for i, each in enumerate(values)}
+
+    matcher = grammars().start(StructuredOutputsParams(grammar=JSON))
+    kinds = set()
+    for _ in range(80):
+        text = json.dumps([value(3)], ensure_ascii=False, indent=rng.choice([None, 1]))
+        if rng.random() < 0.5:
+            place = rng.randrange(len(text))
+            text = text[:place] + rng.choice(["", *'"[]{},:1e']) + text[place + 1 :]
+        try:
+            is_json = isinstance(json.loads(text), (list, dict))
+        except ValueError:
+            is_json = False
+        if re.search(r"-0|\b0\d", text):
+            continue  # this grammar has no -0
+        ids = [*tokenizer().encode(text, add_special_tokens=False), EOS]
+        assert (matcher.validate(ids) == len(ids)) == is_json, text
+        kinds.add(is_json)
+    assert kinds == {True, False}
+
+
+ERRORS = [
+    ("root ::= x", "line 1, column 10: the rule x is not defined"),
+    ('root ::= "b"\n\n  ("a"', "line 3, column 3: the parenthesis is not closed"),
+    ('root ::= (("a")\nx ::= "b"', "line 1, column 10: the parenthesis is not closed"),
+    ('root ::= "a")', "line 1, column 13: the parenthesis closes nothing"),
+    ('root ::= "a\nb ::= "c"', "line 1, column 10: no rule, text, class or operator begins with"),
+    ('root ::= "a" ;', "line 1, column 14: no rule, text, class or operator begins with"),
+    ('root ::= "a"\n ** ', r"line 2, column 3: \* follows nothing that can be repeated"),
+    ("root ::= | ?", r"line 1, column 12: \? follows nothing that can be repeated"),
+    ("root ::= [z-a]", r"line 1, column 10: the class \[z-a\] has a range that ends before"),
+    (r'root ::= "a\q"', r"line 1, column 12: the escape \\q is unknown"),
+    (r'root ::= "\uD800"', r"line 1, column 11: \\uD800 is no character"),
+    ('root ::= "a"\nroot ::= "b"', "line 2, column 1: the rule root is defined twice"),
+    ('"a"\nroot ::= "b"', "line 1, column 1: expected a rule and ::=, got"),
+    ('root ::= ::= "b"', "line 1, column 10: .*::="),
+    ('roots ::= "b"', "has no rule named root"),
+    ("root ::= root", "no finite text matches it"),
+    ('root ::= [] "x"', "no finite text matches it"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(ERRORS)))
+def test_an_error_has_its_line_and_column(number: int):
+    grammar, message = ERRORS[number]
+    with pytest.raises(RequestError, match=message):
+        accepts(grammar, "")
+
+
+def test_long_grammars_are_read_in_linear_time():
+    for piece in ("#", "\n", "a ", "a\n", "#\n", '"', "[", "(", ". ", "-", " "):
+        began = time.process_time()
+        with pytest.raises(RequestError):
+            lark_of_ebnf("x ::= " + piece * (60_000 // len(piece)))
+        assert time.process_time() - began < 2
