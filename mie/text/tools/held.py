@@ -64,8 +64,8 @@ class HeldCalls:
     def _read(self) -> Wait[None]:
         form = self._form
         before, after = split_tags(form.begin + form.separator), split_tags(form.end)
-        # Calls follow each other inside of tags, and where they need no tags.
-        may_follow = bool(form.begin) or form.is_open_optional
+        # Calls follow each other inside of tags, behind a separator, and where they need no tags.
+        may_follow = bool(form.begin or form.separator.strip()) or form.is_open_optional
         while True:
             while (yield from self._skip(*before)):
                 pass

@@ -254,11 +254,12 @@ MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("functiongemma", ("<start_function_call>",)),
     ("lfm2", ("<|tool_call_start|>",)),
     ("lfm2", ("<|tool_list_start|>",)),
+    ("lfm2", ("List of tools: [",)),
     ("olmo3", ("<function_calls>",)),
     ("llama4_pythonic", ("<|python_start|>",)),
     ("apertus", ("<|tools_prefix|>",)),
     ("cohere_command3", ("<|START_ACTION|>",)),
-    ("command_r", ("Action: ```json",)),
+    ("command_r", ("json-formatted list of actions",)),
     ("internlm", ("<|plugin|>",)),
     ("gigachat31", ("<|function_call|>",)),
     ("gigachat3", ("function call", "<|role_sep|>")),
@@ -320,7 +321,7 @@ def call_format(
 
     "hf" is the model's response template. "auto" is the template too, or else the format with a tag
     in the chat template, or else the family's format. Where the template does not write tools, a
-    message states the format, so it is Hermes' unless the family has one.
+    message states the format, so it is Hermes' if there is no other.
 
     Raises:
         RequestError: the format is unknown, or the response template has something that is not
@@ -332,10 +333,9 @@ def call_format(
             return calls
         if parser == "hf":
             raise RequestError("tools: the model's response_template has no field tool_calls")
-    if parser == "auto" and not writes_tools(chat_template):
-        parser = family.calls or "hermes"
-    elif parser == "auto":
-        parser = _shown_in(chat_template) or family.calls or ""
+    if parser == "auto":
+        other = "" if writes_tools(chat_template) else "hermes"
+        parser = _shown_in(chat_template) or family.calls or other
     if not parser:
         raise RequestError(
             "tools: this model's calls have a format that is not known (set tool_call_parser to "

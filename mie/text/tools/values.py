@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
@@ -28,22 +29,20 @@ class JsonEnd:
         """
         self.place = start
         """How far the text was read; after the end, the place behind the value."""
-        self._quotes = quotes
         self._is_value = is_value
         self._depth = 0
-        self._set_quote("")
-
-    def _set_quote(self, quote: str) -> None:
-        """Read inside of a quote from here on, or outside if it is empty."""
-        self._quote = quote
-        self._tags = (quote,) if quote else self._quotes
-        self._marks = _marks(self._tags, bool(quote))
+        self._quote = ""
+        """The quote that is open."""
+        # The tags that are looked for, and the pattern that finds a mark, for each open quote.
+        self._looks = {"": (quotes, _marks(quotes, is_inside=False))}
+        self._looks |= {quote: ((quote,), _marks((quote,), is_inside=True)) for quote in quotes}
 
     def read(self, text: str) -> bool:
         """Read on in a text that has grown, and return whether the end was found."""
         while True:
-            end = len(text) - length_that_begins(text, self._tags)
-            mark = self._marks.search(text, self.place, end)
+            tags, marks = self._looks[self._quote]
+            end = len(text) - length_that_begins(text, tags)
+            mark = marks.search(text, self.place, end)
             if mark is None:
                 self.place = max(self.place, end)
                 return False
@@ -58,15 +57,15 @@ class JsonEnd:
                 self.place = mark.start()
                 return True
             self.place = mark.end()
-            if found in self._tags:
-                self._set_quote("" if self._quote else found)
+            if found in tags:
+                self._quote = "" if self._quote else found
             elif found != ",":
                 self._depth += 1 if found in _OPENING else -1
                 if self._depth <= 0 and not self._is_value:
                     return True
 
 
-def _marks(tags: tuple[str, ...], is_inside: bool) -> re.Pattern[str]:
+def _marks(tags: tuple[str, ...], *, is_inside: bool) -> re.Pattern[str]:
     """Return the pattern of characters that change how the text behind them is read."""
     has_escapes = all(len(tag) == 1 for tag in tags)
     more = (r"\\" if has_escapes else "") if is_inside else r"[(){}\[\],]"
@@ -86,13 +85,22 @@ def length_that_begins(text: str, tags: tuple[str, ...]) -> int:
 def json_value(text: str) -> Any:
     """Return the value of a JSON text, or None if it is none."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return _loaded(text)
     except (ValueError, RecursionError):
         return None
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def _loaded(text: str) -> Any:
+    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+
+
+def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse(text)
 
 
 def json_text(arguments: Mapping[str, Any]) -> str:
@@ -116,7 +124,7 @@ def literal_value(text: str, quotes: tuple[str, ...]) -> tuple[Any] | None:
     words and tuples may stand.
     """
     try:
-        return (json.loads("".join(_as_json(text, quotes)), parse_constant=_refuse_constant),)
+        return (_loaded("".join(_as_json(text, quotes))),)
     except (ValueError, RecursionError):
         return None
 
@@ -125,12 +133,14 @@ def _as_json(text: str, quotes: tuple[str, ...]) -> Iterator[str]:
     """Yield the tokens of a literal as JSON has them.
 
     Raises:
-        ValueError: a word is unknown.
+        ValueError: a quote does not end.
     """
     for found in _tokens(quotes).finditer(text):
         token = found.group()
         quote = next((quote for quote in quotes if token.startswith(quote)), "")
-        if quote and len(token) >= 2 * len(quote):
+        if quote and len(token) == len(quote):  # looking for its end again and again takes long
+            raise ValueError(f"{quote} does not end")
+        if quote:
             inside = token[len(quote) : -len(quote)]
             yield json.dumps(_unescaped(inside) if len(quote) == 1 else inside)
         elif found["key"]:

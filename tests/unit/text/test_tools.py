@@ -91,7 +91,7 @@ def answers_of(name: str) -> st.SearchStrategy[str]:
 
 
 @pytest.mark.parametrize("name", DISTINCT)
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(
     data=st.data(),
     cuts=st.lists(st.integers(0, 400)),
@@ -130,7 +130,7 @@ def test_a_closing_tag_inside_a_call_without_tags_ends_nothing():
 
 
 @pytest.mark.parametrize("name", DISTINCT)
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(data=st.data())
 def test_no_call_is_invented_and_no_text_is_lost(name: str, data: st.DataObject):
     form = AnswerFormat(calls=FORMATS[name], names=TOOLS)
@@ -160,6 +160,7 @@ NOT_CALLS = {
     "a name that is no text": '{"name": ["add"], "arguments": {}}',
     "no arguments": '{"name": "add"}',
     "arguments that are text": '{"name": "add", "arguments": "{}"}',
+    "a number that is too large": '{"name": "add", "arguments": {"a": 1e999}}',
     "a number that JSON lacks": '{"name": "add", "arguments": {"a": NaN}}',
     "an empty list": "[]",
     "a list with something else": '[{"name": "add", "arguments": {}}, 1]',
@@ -234,6 +235,29 @@ def test_a_closing_tag_elsewhere_moves_no_text(text: str):
     lacking = form_of(table.HERMES, may_lack_open=True)
     assert read(lacking, [text]) == read(form_of(table.HERMES), [text])
     assert read(lacking, list(text)) == read(lacking, [text])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("[" * 100_000 + "]" * 100_000, '"\\' * 50_000, "'\\" * 50_000, "1" * 100_000),
+        *('<escape>"' * 20_000, "{'a':" * 5000 + "}" * 5000, "1e999", "NaN", "[NaN]"),
+    ],
+    ids=lambda value: value[:6],
+)
+def test_hostile_values_stay_text_and_take_little_time(value: str):
+    schema = {"properties": {"a": {"type": ["array", "string", "number"]}}}
+    for name in ("qwen3_coder", "glm45"):
+        form = form_of(CALLS[name], schemas={"add": schema})
+        text = written([("add", json.dumps({"a": value}))], CALLS[name])
+        [(_, arguments)] = named(read(form, [text]))
+        assert arguments == {"a": value}
+    for name in ("pythonic", "functiongemma"):
+        written_call = written([("add", "{}")], CALLS[name])
+        middle = "a=" if name == "pythonic" else "a:"
+        place = written_call.index("add") + 4
+        text = written_call[:place] + middle + value + written_call[place:]
+        assert read(form_of(CALLS[name]), [text])[1:3] == (text, [])
 
 
 def test_reasoning_is_at_the_beginning_or_nowhere():
