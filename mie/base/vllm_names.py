@@ -180,9 +180,7 @@ NEUTRAL: Mapping[str, Mapping[str, str]] = {
             "prompt_logprob_token_ids=None|False"
         ),
         "a stream gives an output after every step": "stream_interval=None|1",
-        "mie does not count or compare tokens; use max_tokens and repetition_penalty": (
-            "repetition_detection=None|False thinking_token_budget=None|False"
-        ),
+        "mie does not compare tokens; use repetition_penalty": "repetition_detection=None|False",
         "parameters are always copied": "skip_clone=False|True",
         NO_WATERMARK: "watermarking=None|False",
         ROUTING: "routed_experts_prompt_start=0|None",

@@ -11,7 +11,7 @@ from mie.text.pretrained import PretrainedTokenizer
 from mie.text.tools.channels import unfinished_header
 from mie.text.tools.definitions import ToolCall, tool_choice_of
 from mie.text.tools.families import FAMILY_FORMATS, NO_FORMATS
-from mie.text.tools.forced import grammar_of, new_parser
+from mie.text.tools.forced import new_parser, parts_of
 from mie.text.tools.formats import FINAL, REPLY, AnswerFormat, Tags
 from mie.text.tools.stated import HEADING, with_tools_stated
 from mie.text.tools.table import HERMES, call_format, reasoning_tags, writes_channels, writes_tools
@@ -75,14 +75,6 @@ def prompt_of(
             "writes (give a template that writes tools)"
         )
     prompt = {"prompt": text, "prompt_token_ids": encode(text)}
-    if calls is not None and choice is not None and choice.is_forced:
-        form = AnswerFormat(
-            calls=calls,
-            names=choice.names,
-            schemas=choice.schemas,
-            structured_outputs=grammar_of(calls, choice, special_id),
-        )
-        return {**prompt, "answer": form}
     tags = reasoning_tags(reasoning_parser, template, declared, family)
     has_channels = writes_channels(template)
     if calls is None and tags is None and not has_channels:
@@ -93,11 +85,10 @@ def prompt_of(
         names=frozenset() if choice is None else choice.names,
         schemas={} if choice is None else choice.schemas,
         may_repeat=choice is None or choice.may_repeat,
-        before_structure=FINAL if has_channels and text.endswith(REPLY) else "",
     )
     if form.has_channels:
-        return {**prompt, "answer": replace(form, begins_with=unfinished_header(text))}
-    if tags is not None:
+        form = replace(form, begins_with=unfinished_header(text))
+    elif tags is not None:
         opening = _opening(text, tags, messages, partial(render, tools=shown), options)
         is_open = tags.open in opening and tags.close not in opening.rpartition(tags.open)[2]
         is_begun = tags.close in opening or bool(options.get("continue_final_message"))
@@ -107,7 +98,13 @@ def prompt_of(
             begins_with=tags.open if is_open or (always and not is_begun) else "",
             may_lack_open=not is_open and not is_begun,
         )
-    return {**prompt, "answer": form}
+    if has_channels and calls is None and tags is None:
+        return {
+            **prompt,
+            "answer": replace(form, before_structure=FINAL if text.endswith(REPLY) else ""),
+        }
+    parts = parts_of(form, choice, special_id, is_new=text.endswith(REPLY) or not has_channels)
+    return {**prompt, "answer": replace(form, parts=parts)}
 
 
 def _opening(

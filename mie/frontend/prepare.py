@@ -6,7 +6,6 @@ length, before it is encoded or copied.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -100,7 +99,7 @@ class Preparer:
         if not isinstance(params, SamplingParams):
             raise ConfigError(f"sampling_params must be SamplingParams; got {shown(params)}")
         given = _as_mapping(prompt)
-        params, form = _answering(params, given.get("answer"))
+        params, form = _answering(params, given.get("answer"), self.limits)
         with naming_tools(form):
             params = without_text(params, self.tokenizer, self.limits)
         text, token_ids = self._tokenize(given, params, add_special_tokens)
@@ -196,33 +195,6 @@ class Preparer:
         return text, kept.tolist() if hasattr(kept, "tolist") else list(kept)
 
 
-def _answering(
-    params: SamplingParams, answer: object
-) -> tuple[SamplingParams, AnswerFormat | None]:
-    """Return parameters with the grammar of an answer that must be calls, and how it is read.
-
-    Raises:
-        RequestError: the parameters constrain the answer in another way, or exclude text.
-    """
-    if answer is None:
-        return params, None
-    from mie.text.tools.formats import AnswerFormat  # few requests need mie.text.tools
-
-    if not isinstance(answer, AnswerFormat):
-        raise RequestError(f"a prompt's answer must come from chat_prompt; got {shown(answer)}")
-    if answer.calls is None:  # a constraint leaves no room for reasoning
-        return params, answer if params.structured_outputs is None else None
-    if not params.detokenize:
-        raise RequestError("tools need text; got detokenize=False")
-    if params.structured_outputs is not None:
-        raise RequestError(
-            "structured_outputs and tools exclude each other, unless tool_choice is 'none'"
-        )
-    params = copy.copy(params)
-    params.structured_outputs = answer.structured_outputs
-    return params, answer
-
-
 @contextmanager
 def naming_tools(answer: AnswerFormat | None) -> Iterator[None]:
     """Let refusals of a grammar that the tools made say so."""
@@ -274,6 +246,16 @@ def is_token_list(value: Any) -> bool:
     if isinstance(value, str | bytes | bytearray | memoryview):
         return False
     return isinstance(value, Sequence) or getattr(value, "ndim", None) == 1
+
+
+def _answering(
+    params: SamplingParams, answer: object, limits: RequestLimits
+) -> tuple[SamplingParams, AnswerFormat | None]:
+    if answer is None and params.thinking_token_budget is None:
+        return params, None
+    from mie.frontend.whole_answer import answering  # few requests need mie.text.tools
+
+    return answering(params, answer, limits)
 
 
 def _is_prompt(value: Any) -> bool:

@@ -115,7 +115,7 @@ def _compiled(tokens: LLTokenizer, description: str) -> dict[str, Any]:
 
     try:
         params = StructuredOutputsParams(**json.loads(description))
-        grammar = grammar_of(params)
+        grammar = grammar_of(params, tokens.eos_tokens)
         unique_items = unique_items_of(params)
     except RequestError as refusal:
         return {"refusal": str(refusal)[:_LONGEST_REASON]}

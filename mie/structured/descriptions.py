@@ -3,16 +3,18 @@
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from mie.config.params.structured import COMPACT, StructuredOutputsParams
-from mie.errors import RequestError, install_command
+from mie.config.params.structured import COMPACT, JSON_OPTIONS, StructuredOutputsParams
+from mie.errors import ConfigError, RequestError, install_command
 from mie.structured.ebnf import is_ebnf, lark_of_ebnf, place_in
 from mie.structured.limits import PLACE_SECONDS
 from mie.structured.references import References
 from mie.structured.schemas import rewritten
+from mie.structured.structural_tags import TagWriter
 from mie.structured.unique_items import plan_of
 
 
@@ -28,11 +30,11 @@ class Salted(NamedTuple):
 
 def kind_of(params: StructuredOutputsParams) -> str:
     """Return the name of a description in messages."""
-    names = {"regex": params.regex, "choice": params.choice, "grammar": params.grammar}
-    return next((name for name, value in names.items() if value is not None), "json schema")
+    kinds = ("regex", "choice", "grammar", "structural_tag")
+    return next((kind for kind in kinds if getattr(params, kind) is not None), "json schema")
 
 
-def grammar_of(params: StructuredOutputsParams) -> str:
+def grammar_of(params: StructuredOutputsParams, eos_token_ids: Sequence[int] = ()) -> str:
     """Return the grammar for llguidance. A hostile description can make this slow.
 
     Raises:
@@ -49,6 +51,8 @@ def grammar_of(params: StructuredOutputsParams) -> str:
         return str(matchers.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}"))
     if params.grammar is not None:
         return str(matchers.grammar_from_lark(_lark(params.grammar, is_closed=is_closed)))
+    if params.structural_tag is not None:
+        return _tag_writer(params, eos_token_ids).grammar(json.loads(str(params.structural_tag)))
     schema = json.loads('{"type": "object"}' if params.json_object else str(params.json))
     return _json_grammar(params, schema, schema)
 
@@ -104,6 +108,30 @@ def _has_error(
     except RequestError:
         return False
     return found.partition("\n")[0] == error.partition("\n")[0]
+
+
+def _tag_writer(params: StructuredOutputsParams, eos_token_ids: Sequence[int]) -> TagWriter:
+    def schema(given: Any, options: Mapping[str, Any], place: str) -> str:
+        try:
+            own = {name: options[name] for name in JSON_OPTIONS if name in options}
+            asked = replace(params, structural_tag=None, json_object=True, **own)
+            found = {} if given is True else {"not": {}} if given is False else given
+            found = rewritten(found, is_closed=asked.disable_additional_properties)
+        except (ConfigError, RequestError) as error:
+            raise RequestError(f"at {place}: {error}") from error
+        return f"%json {json.dumps({**found, 'x-guidance': _json_options(asked)})}"
+
+    def lark(grammar: str, options: Mapping[str, Any]) -> str:
+        is_closed = params.disable_additional_properties
+        return _lark(
+            grammar, is_closed=options.get("disable_additional_properties", is_closed) is True
+        )
+
+    def regex(pattern: str) -> str:
+        written = json.loads(library().LLMatcher.grammar_from_regex(pattern))
+        return str(written["grammars"][0]["lark_grammar"])
+
+    return TagWriter(schema=schema, lark=lark, regex=regex, eos_token_ids=eos_token_ids)
 
 
 def _lark(grammar: str, *, is_closed: bool) -> str:

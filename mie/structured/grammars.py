@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mie.base.threads import after_fork
 from mie.config.params.structured import StructuredOutputsParams
 from mie.errors import RequestError, printable
+from mie.structured.budget import Budget, BudgetedMatcher, budget_of
 from mie.structured.descriptions import Salted, kind_of, library
 from mie.structured.limits import (
     EXCEEDED,
@@ -74,6 +75,8 @@ class Grammars:
                 future.cancel()  # an interrupt ends the wait
         if grammar.unique_items is not None:
             return UniqueMatcher(grammar, self.eos_token_ids, self.vocab_size, grammar.unique_items)
+        if grammar.budget is not None:
+            return BudgetedMatcher(grammar, self.eos_token_ids, self.vocab_size, grammar.budget)
         return Matcher(grammar, self.eos_token_ids, self.vocab_size)
 
     def submit(
@@ -116,6 +119,8 @@ class Grammar:
     num_bytes: int
     """The memory that compiling it took."""
     unique_items: UniqueItems | None = None
+    budget: Budget | None = None
+    """The tokens that the text in the first tag may have."""
 
 
 class Kept:
@@ -262,7 +267,7 @@ def _new_grammar(
         raise _refusal(params, f"cannot be followed: {why(matcher.get_error())}")
     places = reply["unique_items"]
     unique_items = UniqueItems(places, vocabulary.texts) if places else None
-    return Grammar(matcher, reply["num_bytes"], unique_items)
+    return Grammar(matcher, reply["num_bytes"], unique_items, budget_of(params, tokens))
 
 
 def _refusal(params: StructuredOutputsParams, reason: str) -> RequestError:

@@ -54,11 +54,14 @@ class Matcher:
         """Return a bit for each token that may come next: token i is bit i % 8 of byte i // 8."""
         run = self._next_run()
         if run:
-            return (1 << run[0]).to_bytes(self._num_bytes, "little")
+            return self._mask_of(run[0])
         with self._counted():
             mask: bytes = self._matcher.compute_bitmask()
         self._check()
         return mask
+
+    def _mask_of(self, token_id: int) -> bytes:
+        return (1 << token_id).to_bytes(self._num_bytes, "little")
 
     def allows(self, token_id: int) -> bool:
         """Return whether the mask has a token, in a fraction of a mask's time."""

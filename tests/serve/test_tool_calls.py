@@ -490,12 +490,31 @@ def test_reasoning_is_a_block_of_a_message(thinking):
         assert message.content[1].text == "The otter."
 
 
-def test_a_schema_leaves_no_room_for_reasoning(thinking):
+def test_a_schema_follows_the_reasoning(thinking):
+    """At a high temperature, some of the answers begin with the tag."""
     _, url = thinking
     with openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client:
-        answer = client.chat.completions.create(
-            model="bundled",
-            messages=USER,
-            extra_body={"structured_outputs": {"choice": ["<think>no"]}},
-        )
-    assert answer.choices[0].message.content == "<think>no"
+        asked: dict[str, Any] = {
+            "model": "bundled",
+            "messages": USER,
+            "seed": 1,
+            "n": 8,
+            "temperature": 1000,
+            "extra_body": {
+                "structured_outputs": {"choice": ["lake", "mill"]},
+                "thinking_token_budget": 4,
+            },
+        }
+        whole = client.chat.completions.create(**asked)
+        chunks = list(client.chat.completions.create(**asked, stream=True))
+    thoughts = [choice.message.reasoning for choice in whole.choices]
+    assert any(thoughts)
+    for choice in whole.choices:
+        deltas = [
+            each.delta for chunk in chunks for each in chunk.choices if each.index == choice.index
+        ]
+        assert choice.message.content in ("lake", "mill")
+        assert choice.finish_reason == "stop"
+        assert "".join(delta.content or "" for delta in deltas) == choice.message.content
+        reasoning = "".join(getattr(delta, "reasoning", None) or "" for delta in deltas)
+        assert reasoning == (choice.message.reasoning or "")

@@ -43,6 +43,7 @@ INTEGERS: Mapping[str, tuple[int, int | None]] = MappingProxyType(
         "seed": (-(2**63), 2**64 - 1),
         "max_tokens": (1, None),
         "truncate_prompt_tokens": (-1, None),
+        "thinking_token_budget": (0, 2**31 - 1),
     }
 )
 REALS: Mapping[str, tuple[float, float]] = MappingProxyType(
@@ -55,7 +56,14 @@ REALS: Mapping[str, tuple[float, float]] = MappingProxyType(
         "frequency_penalty": (-2.0, 2.0),
     }
 )
-MAY_BE_NONE = ("logprobs", "prompt_logprobs", "seed", "max_tokens", "truncate_prompt_tokens")
+MAY_BE_NONE = (
+    "logprobs",
+    "prompt_logprobs",
+    "seed",
+    "max_tokens",
+    "truncate_prompt_tokens",
+    "thinking_token_budget",
+)
 SWITCHES = (
     "include_stop_str_in_output",
     "ignore_eos",
@@ -151,6 +159,9 @@ class SamplingParams(_Checked):
     structured_outputs: A description of the output's text, such as JSON that a schema accepts
         (docs/structured.md). It needs a tokenizer and the extra ``structured``; a
         `StructuredOutputsParams`, or a mapping of its fields (vLLM). Default: None.
+    thinking_token_budget: Maximum number of reasoning tokens. Then the closing tag is written. A
+        chat whose reasoning has known tags takes it; at least 0, or None for no limit (vLLM).
+        Default: None.
     extra_args: Data of the caller. It is returned and has no effect; a mapping of up to 1024
         entries (vLLM). Default: None.
     """
@@ -184,6 +195,7 @@ class SamplingParams(_Checked):
     skip_reading_prefix_cache: bool | None = None
     trace_decode_token_ids: Sequence[int] | None = None
     structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
+    thinking_token_budget: int | None = None
     extra_args: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:

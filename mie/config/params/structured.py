@@ -10,11 +10,12 @@ from mie.config.engine import RequestLimits, check_switch, keyword_checked
 from mie.config.params import values
 from mie.errors import ConfigError, shown, shown_text
 
-KINDS = ("json", "regex", "choice", "grammar", "json_object")
-_JSON_OPTIONS: Mapping[str, tuple[Any, Sequence[str]]] = {
-    "disable_any_whitespace": (True, ("json", "json_object")),
-    "disable_additional_properties": (False, ("json", "json_object", "grammar")),
-    "whitespace_pattern": (None, ("json", "json_object")),
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_JSON = ("json", "json_object", "structural_tag")
+JSON_OPTIONS: Mapping[str, tuple[Any, Sequence[str]]] = {
+    "disable_any_whitespace": (True, _JSON),
+    "disable_additional_properties": (False, (*_JSON, "grammar")),
+    "whitespace_pattern": (None, _JSON),
 }
 """The default of each option, and the kinds of descriptions that it belongs to."""
 _MAX_CHOICES = 2**16
@@ -31,7 +32,7 @@ COMPACT: Mapping[str, Any] = {
 @keyword_checked
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
-    """Describes the text that an output must be: exactly one of the first five fields is given.
+    """Describes the text that an output must be: exactly one description is given.
 
     The names are vLLM's. Values are checked and converted to plain ones when the object is created,
     and cannot be assigned later. A bad value or an unknown name raises `ConfigError`. The grammar
@@ -51,7 +52,8 @@ class StructuredOutputsParams:
         Default: False.
     whitespace_pattern: A regular expression for the whitespace between the tokens of JSON. It
         replaces ``disable_any_whitespace``. Default: None.
-    structural_tag: Not supported. Default: None.
+    structural_tag: A tree of formats that mixes free text and constrained regions, in one of
+        XGrammar's two forms, as a dictionary or as text. Default: None.
     """
 
     json: str | bool | Mapping[str, Any] | None = None
@@ -62,17 +64,15 @@ class StructuredOutputsParams:
     disable_any_whitespace: bool = True
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
-    structural_tag: str | None = None
+    structural_tag: str | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.structural_tag is not None:
-            raise ConfigError("structural_tag is not supported (write a grammar)")
         if self.json_object is not None:
             check_switch("json_object", self.json_object)
         for name in ("disable_any_whitespace", "disable_additional_properties"):
             check_switch(name, getattr(self, name))
         if self.json is not None:
-            object.__setattr__(self, "json", _schema_text(self.json))
+            object.__setattr__(self, "json", _json_text("json", "a JSON schema", self.json))
         given = [name for name in KINDS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             got = " and ".join(given) or "none of them"
@@ -86,6 +86,9 @@ class StructuredOutputsParams:
                 _check_encodes(name, value)
         if self.grammar == "":
             raise ConfigError("grammar is empty; it needs a rule named start")
+        if self.structural_tag is not None:
+            tag = _json_text("structural_tag", "a structural tag", self.structural_tag)
+            object.__setattr__(self, "structural_tag", tag)
         if self.choice is not None:
             choices = values.strings("choice", self.choice, _MAX_CHOICES, _MAX_CHOICES)
             if not choices:
@@ -96,12 +99,12 @@ class StructuredOutputsParams:
     @property
     def num_chars(self) -> int:
         """The number of characters that describe the output."""
-        texts = (self.json, self.regex, self.grammar, self.whitespace_pattern)
+        texts = (self.json, self.regex, self.grammar, self.whitespace_pattern, self.structural_tag)
         given = (*texts, *(self.choice or ()))
         return sum(len(text) for text in given if isinstance(text, str))
 
     def _refuse_json_options(self, kind: str) -> None:
-        for name, (default, kinds) in _JSON_OPTIONS.items():
+        for name, (default, kinds) in JSON_OPTIONS.items():
             if kind not in kinds and getattr(self, name) != default:
                 raise ConfigError(f"{name} belongs to {' and '.join(kinds)}; got it with {kind}")
 
@@ -136,20 +139,20 @@ def _check_encodes(name: str, text: str) -> None:
         ) from error
 
 
-def _schema_text(schema: object) -> str:
-    """Return a JSON schema as text, with its properties in their order."""
+def _json_text(name: str, what: str, value: object) -> str:
+    """Return an object as JSON text, with its keys in their order."""
     try:
-        found = json.loads(schema) if isinstance(schema, str) else schema
-        if isinstance(found, bool):
+        found = json.loads(value) if isinstance(value, str) else value
+        is_schema = name == "json"
+        if is_schema and isinstance(found, bool):
             found = {} if found else {"not": {}}
         if not isinstance(found, Mapping):
-            raise ConfigError(
-                f"json must be a JSON schema, an object or a boolean; got {shown(found)}"
-            )
+            kinds = "an object or a boolean" if is_schema else "an object"
+            raise ConfigError(f"{name} must be {what}, {kinds}; got {shown(found)}")
         return json.dumps(dict(found), allow_nan=False)
     except RecursionError as error:
-        raise ConfigError("json must be a JSON schema: it nests too deep") from error
+        raise ConfigError(f"{name} must be {what}: it nests too deep") from error
     except (TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"json must be a JSON schema: {error}") from error
+        raise ConfigError(f"{name} must be {what}: {error}") from error

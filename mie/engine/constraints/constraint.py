@@ -43,6 +43,11 @@ def new_constraint(params: SamplingParams, constraints: Constraints | None) -> C
         RequestError: the engine cannot constrain the output as ``params`` say.
         WorkerError: the compiler failed.
     """
+    if params.thinking_token_budget is not None:
+        raise RequestError(
+            "thinking_token_budget needs the format of a chat's answer (use LLM.chat, or leave it "
+            "out)"
+        )
     if params.structured_outputs is None:
         return None
     if constraints is None:

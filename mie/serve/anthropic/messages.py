@@ -30,6 +30,7 @@ from mie.serve.parts_writer import PartsWriter
 from mie.serve.serving import Asked, reasoning_variables
 from mie.serve.writer import Choice, json_response
 from mie.text.tools.definitions import call_message
+from mie.text.tools.formats import AnswerFormat
 
 
 async def count_tokens(asked: Asked[CountTokensRequest]) -> Response:
@@ -82,6 +83,8 @@ def _reasoning(asked: Asked[CountTokensRequest]) -> dict[str, Any]:
 
 def _tool(tool: ClientTool) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.strict is not None:
+        function["strict"] = tool.strict
     if tool.description is not None:
         function["description"] = tool.description
     return {"type": "function", "function": function}
@@ -194,7 +197,14 @@ class MessageWriter(PartsWriter[MessagesRequest]):
             seed=body.seed,
             structured_outputs=structure,
         )
-        return await self.respond([await _prompt(self)])
+        prompt = await _prompt(self)
+        budget = None if body.thinking is None else body.thinking.budget_tokens
+        answer: AnswerFormat | None = prompt.get("answer")
+        if budget is not None and answer is not None and answer.has_budget:
+            self.params.thinking_token_budget = budget
+        elif budget is not None:
+            self.ignore("thinking.budget_tokens")
+        return await self.respond([prompt])
 
     def ended(self, choice: Choice) -> dict[str, Any]:
         content = [block for part in choice.parts.all if (block := _block(part)) is not None]

@@ -164,6 +164,8 @@ class Thinking(Body):
     """Whether the model reasons, if its chat template has a switch."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: Count | None = None
+    """Reasoning tokens after which the closing tag is written."""
 
 
 _CHOSEN = any_of(

@@ -16,7 +16,13 @@ from mie.frontend.outputs import RequestOutput
 from mie.sched.result import TokenLogprobs
 from mie.serve.asgi import DONE, json_string
 from mie.serve.errors import ApiError, body_of, invalid
-from mie.serve.openai.formats import JsonObjectFormat, JsonSchemaFormat, NamedSchema, closed_schema
+from mie.serve.openai.formats import (
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    NamedSchema,
+    StructuralTagFormat,
+    closed_schema,
+)
 from mie.serve.openai.protocol import GenerationBody
 from mie.serve.serving import Asked
 from mie.serve.writer import Choice, Writer
@@ -253,6 +259,10 @@ def _structure_of(body: GenerationBody) -> tuple[StructuredOutputsParams | None,
         structure = schema_of(form.json_schema)
     elif isinstance(form, JsonObjectFormat):
         structure = schema_of(form)
+    elif isinstance(form, StructuralTagFormat):
+        structure = StructuredOutputsParams(
+            structural_tag=form.known, disable_additional_properties=True
+        )
     if given is None:
         return structure, "response_format"
     name = "structured_outputs"

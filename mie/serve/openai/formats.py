@@ -7,7 +7,6 @@ from pydantic import Field
 
 from mie.config.params.structured import StructuredOutputsParams
 from mie.serve.body import ABSENT, OFF, SOME, TEXT, AtMost, Body, Items, all_of, any_of
-from mie.serve.fields import Unsupported
 
 MAX_CHOICES = 2**16
 
@@ -45,8 +44,22 @@ class JsonSchemaFormat(Body):
     json_schema: NamedSchema
 
 
+class StructuralTagFormat(Body):
+    """A structural tag (XGrammar), in the older form with triggers or in the newer one."""
+
+    model_config = all_of(
+        any_of({"format": {"type": "object"}}, {"structures": SOME, "triggers": SOME})
+    )
+
+    type: Literal["structural_tag"]
+    format: Schema | None = None
+    structures: Annotated[Items[Schema], AtMost(MAX_CHOICES)] | None = None
+    triggers: Annotated[Items[Text], AtMost(MAX_CHOICES)] | None = None
+
+
 ResponseFormat = Annotated[
-    TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
+    TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat,
+    Field(discriminator="type"),
 ]
 
 _KINDS = {
@@ -55,6 +68,7 @@ _KINDS = {
     "regex": TEXT,
     "choice": SOME,
     "grammar": TEXT,
+    "structural_tag": {"type": ["string", "object"]},
 }
 _JSON_OPTIONS = {
     "disable_any_whitespace": OFF,
@@ -66,7 +80,7 @@ _JSON_OPTIONS = {
 def _kind_of_structure(name: str) -> dict[str, Any]:
     """Return the schema of the fields if ``name`` gives the structure."""
     others = {each: OFF if each == "json_object" else ABSENT for each in _KINDS if each != name}
-    options = {} if name in ("json", "json_object") else dict(_JSON_OPTIONS)
+    options = {} if name in ("json", "json_object", "structural_tag") else dict(_JSON_OPTIONS)
     if name == "grammar":
         del options["disable_additional_properties"]
     return {name: _KINDS[name], **others, **options}
@@ -85,7 +99,7 @@ class StructuredOutputs(Body):
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None
     whitespace_pattern: str | None = None
-    structural_tag: Annotated[Any, Unsupported("write a grammar")] = None
+    structural_tag: str | Schema | None = None
 
 
 def closed_schema(schema: Mapping[str, Any], strict: bool | None = None) -> StructuredOutputsParams:

@@ -281,6 +281,8 @@ class GenerationBody(OtherFields, Queued):
     prompt_logprobs: NaturalOrAll | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    thinking_token_budget: Natural | None = None
+    """Reasoning tokens after which the closing tag is written (vLLM)."""
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: (

@@ -15,6 +15,7 @@ from mie.serve.openai.chunks import schema_of
 from mie.serve.openai.formats import JsonObjectFormat
 from mie.serve.openai.responses_protocol import (
     LOGPROBS,
+    AllowedFunctions,
     CallItem,
     FlatSchemaFormat,
     MessageItem,
@@ -42,6 +43,10 @@ def _structure_of(body: ResponsesRequest) -> StructuredOutputsParams | None:
 
 def _tool(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {k: v for k, v in given.items() if k != "type"}}
+
+
+def _named(tool: NamedFunction) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": tool.name}}
 
 
 def _conversation(body: ResponsesRequest) -> list[dict[str, Any]]:
@@ -129,7 +134,10 @@ class ResponseWriter(PartsWriter[ResponsesRequest]):
         )
         choice: Any = body.tool_choice
         if isinstance(choice, NamedFunction):
-            choice = {"type": "function", "function": {"name": choice.name}}
+            choice = _named(choice)
+        elif isinstance(choice, AllowedFunctions):
+            allowed = {"mode": choice.mode, "tools": [_named(tool) for tool in choice.tools]}
+            choice = {"type": "allowed_tools", "allowed_tools": allowed}
         self.ignore(*(f"include.{i}" for i, x in enumerate(body.include or ()) if x != LOGPROBS))
         tools = own_tools(body.tools)
         prompt = await self.serving.chat_prompt(

@@ -64,6 +64,14 @@ class NamedFunction(FunctionName):
     type: Literal["function"]
 
 
+class AllowedFunctions(Body):
+    """The choice of some of the tools. The prompt has all tools."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[Items[NamedFunction], Field(min_length=1), AtMost(MOST_TOOLS)]
+
+
 class Item(Body):
     """The fields that all items of the input may have, since answers have them."""
 
@@ -175,6 +183,8 @@ class ResponsesRequest(Queued):
         ]
         | None
     ) = None
-    tool_choice: Choice | NamedFunction | None = None
+    tool_choice: (
+        Choice | Annotated[NamedFunction | AllowedFunctions, Field(discriminator="type")] | None
+    ) = None
     parallel_tool_calls: bool | None = None
     seed: Integer64 | None = None  # not in OpenAI's API

@@ -65,6 +65,20 @@ class NamedTool(Body):
     function: FunctionName
 
 
+class AllowedTools(Body):
+    """The tools that the model may call, and whether it must call one."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[Items[NamedTool], Field(min_length=1), AtMost(MOST_TOOLS)]
+
+
+class AllowedToolsChoice(Body):
+    """The choice of some of the tools. The prompt has all tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 def is_other(tool: Any, *own: object) -> bool:
     """Return whether a tool of a body has another type than its dialect's ``own``."""
     kind = tool.get("type") if isinstance(tool, dict) else None
@@ -104,4 +118,4 @@ Tools = Annotated[
     SomeOwn(("function",)),
 ]
 Choice = Literal["none", "auto", "required"]
-ToolChoice = Choice | NamedTool
+ToolChoice = Choice | Annotated[NamedTool | AllowedToolsChoice, Field(discriminator="type")]

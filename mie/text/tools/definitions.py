@@ -10,6 +10,8 @@ from mie.errors import RequestError, shown
 
 MOST_TOOLS = 1024
 """Maximum number of tools. An agent with servers of tools has hundreds."""
+MOST_CALLS = 32
+"""Calls that an answer may have. A small model may not know when to end."""
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 """Names of tools. The formats write them without escapes."""
 
@@ -23,6 +25,8 @@ class Tool:
     name: str
     parameters: Mapping[str, Any]
     """The JSON schema of its arguments, an object."""
+    is_strict: bool = False
+    """Whether the arguments must follow the schema in a call that the model decides to write."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +36,15 @@ class ToolChoice:
     tools: tuple[Tool, ...]
     is_forced: bool
     """Whether the answer is a call, and nothing else."""
-    may_repeat: bool
-    """Whether the answer may have several calls."""
+    most_calls: int = MOST_CALLS
+    """Calls that the answer may have."""
+    is_subset: bool = False
+    """Whether the request has tools that may not be called."""
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether the answer may have several calls."""
+        return self.most_calls > 1
 
     @property
     def names(self) -> frozenset[str]:
@@ -51,8 +62,9 @@ def tool_choice_of(
 ) -> ToolChoice | None:
     """Return the choice of OpenAI's three parameters, or None if no tool may be called.
 
-    ``tool_choice`` is "auto" by default. It may be "none", "required", or
-    ``{"type": "function", "function": {"name": …}}``.
+    ``tool_choice`` is "auto" by default. It may be "none", "required",
+    ``{"type": "function", "function": {"name": …}}``, or the tools that may be called:
+    ``{"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required", "tools": […]}}``.
 
     Raises:
         RequestError: one of them is malformed, or they contradict each other.
@@ -65,25 +77,40 @@ def tool_choice_of(
             raise RequestError(f"tool_choice needs tools; got {shown(tool_choice)} without them")
         return None
     known = _tools(tools)
-    name = _name_of(tool_choice)
-    if name is not None:
-        named = tuple(tool for tool in known if tool.name == name)
-        if not named:
-            names = ", ".join(tool.name for tool in known)
-            raise RequestError(f"tool_choice names {shown(name)}; the tools are {names}")
-        return ToolChoice(tools=named, is_forced=True, may_repeat=False)
-    if tool_choice == "none":
+    most_calls = 1 if parallel_tool_calls is False else MOST_CALLS
+    allowed, mode = known, tool_choice
+    if isinstance(tool_choice, Mapping) and tool_choice.get("type") == "function":
+        allowed, mode, most_calls = (_named(tool_choice, known, "tool_choice"),), "required", 1
+    elif isinstance(tool_choice, Mapping) and tool_choice.get("type") == "allowed_tools":
+        allowed, mode = _allowed(tool_choice.get("allowed_tools"), known)
+    if mode == "none":
         return None
-    if tool_choice not in (None, "auto", "required"):
+    if mode not in (None, "auto", "required"):
         raise RequestError(
-            "tool_choice must be 'none', 'auto', 'required' or {'type': 'function', 'function': "
-            f"{{'name': …}}}}; got {shown(tool_choice)}"
+            "tool_choice must be 'none', 'auto', 'required', {'type': 'function', 'function': "
+            "{'name': …}}, or {'type': 'allowed_tools', 'allowed_tools': {'mode': …, 'tools': …}};"
+            f" got {shown(tool_choice)}"
         )
     return ToolChoice(
-        tools=known,
-        is_forced=tool_choice == "required",
-        may_repeat=parallel_tool_calls is not False,
+        tools=allowed,
+        is_forced=mode == "required",
+        most_calls=most_calls,
+        is_subset=len(allowed) < len(known),
     )
+
+
+def _allowed(given: object, known: Sequence[Tool]) -> tuple[tuple[Tool, ...], object]:
+    """Return the tools that may be called, and whether one must be."""
+    where = "tool_choice.allowed_tools"
+    if not isinstance(given, Mapping) or given.get("mode") not in ("auto", "required"):
+        raise RequestError(
+            f"{where} must have a mode, 'auto' or 'required', and tools; got {shown(given)}"
+        )
+    tools = given.get("tools")
+    if not isinstance(tools, Sequence) or isinstance(tools, str | bytes) or not tools:
+        raise RequestError(f"{where}.tools must be a list of functions; got {shown(tools)}")
+    named = [_named(tool, known, f"{where}.tools[{index}]") for index, tool in enumerate(tools)]
+    return tuple(tool for tool in known if tool in named), given["mode"]
 
 
 def _tools(tools: object) -> tuple[Tool, ...]:
@@ -120,18 +147,23 @@ def _tool(tool: object, where: str) -> Tool:
             f"{where}.function.parameters must be the JSON schema of an object; got "
             f"{shown(parameters)}"
         )
-    return Tool(name=name, parameters={"type": "object", **parameters})
+    strict = function.get("strict")
+    if strict not in (None, True, False):
+        raise RequestError(f"{where}.function.strict must be True or False; got {shown(strict)}")
+    return Tool(name=name, parameters={"type": "object", **parameters}, is_strict=strict is True)
 
 
-def _name_of(tool_choice: object) -> str | None:
-    """Return the name of the tool that must be called."""
-    if not isinstance(tool_choice, Mapping) or tool_choice.get("type") != "function":
-        return None
-    function = tool_choice.get("function")
+def _named(given: object, known: Sequence[Tool], where: str) -> Tool:
+    """Return the tool that an object names."""
+    function = given.get("function") if isinstance(given, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
-        raise RequestError(f"tool_choice must name a function; got {shown(tool_choice)}")
-    return name
+        raise RequestError(f"{where} must name a function; got {shown(given)}")
+    for tool in known:
+        if tool.name == name:
+            return tool
+    names = ", ".join(tool.name for tool in known)
+    raise RequestError(f"{where} names {shown(name)}; the tools are {names}")
 
 
 def call_message(id: str | None, name: str, arguments: object) -> dict[str, Any]:

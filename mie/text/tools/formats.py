@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mie.config.params.structured import StructuredOutputsParams
+from mie.text.tools.whole import AnswerParts
 
 _BARS = re.compile(r"｜\w+｜")  # a special token inside of DeepSeek's tags
 _TAG = re.compile(r"(<[^<>\s]*>|\[\w+\])|\s+")
@@ -141,7 +142,11 @@ class AnswerFormat:
     may_repeat: bool = True
     """Whether there may be several calls."""
     structured_outputs: StructuredOutputsParams | None = None
-    """The grammar of an answer that must be calls, and nothing else."""
+    """The grammar that the tools make for the answer."""
+    parts: AnswerParts = field(default_factory=AnswerParts)
+    """The parts of which `mie.frontend.whole_answer` makes a grammar."""
+    is_written: bool = False
+    """Whether a grammar writes the answer: reasoning, and then calls or a text."""
     before_structure: str = ""
     """The tags that the prompt must end with if a grammar of the request writes the answer."""
 
@@ -149,6 +154,11 @@ class AnswerFormat:
     def has_channels(self) -> bool:
         """Whether the answer is harmony's messages."""
         return self.calls == HARMONY or self.reasoning == ANALYSIS
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether the number of reasoning tokens can be limited."""
+        return self.reasoning is not None and not self.has_channels
 
     @property
     def tags(self) -> tuple[str, ...]:

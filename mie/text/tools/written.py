@@ -36,8 +36,11 @@ class Literals:
     """After all calls."""
 
 
-def literals_of(form: CallFormat) -> Literals:
-    """Return the texts around the calls of a format."""
+def literals_of(form: CallFormat, *, is_forced: bool = True) -> Literals:
+    """Return the texts around the calls of a format.
+
+    Where a text may come instead of calls, no tag is left out.
+    """
     name, middle, after = "", form.name_close, form.close
     if form.has_index:
         name, middle = "functions.", f":0{form.name_close}"
@@ -45,7 +48,7 @@ def literals_of(form: CallFormat) -> Literals:
         name, middle, after = f'{{"{form.name}": "', f'", "{form.arguments}": ', "}"
     elif form.holds_name:
         name, middle, after = '{"', '": ', "}"
-    begin, end = ("", "") if form.is_open_optional else (form.begin, form.end)
+    begin, end = ("", "") if form.is_open_optional and is_forced else (form.begin, form.end)
     if form.is_list:
         list_close = form.close if form.holds_name else ""
         return Literals(
@@ -131,6 +134,15 @@ class ArgumentRules:
         ]
         return f"({' | '.join(starts)})?" if starts else ""
 
+    def free(self, after: str) -> str:
+        """Return arguments that nothing restricts, and the text ``after`` them."""
+        written = self._terms(after)
+        if written != json.dumps(after, ensure_ascii=False):
+            return f"/(?s:.*)/ {written}"  # a special token ends the text
+        name = f"argument_{len(self.rules)}"
+        self.rules.append(f"{name}[lazy]: /(?s:.*){_pattern(after)}/")
+        return name
+
     def _rule(self, key: str, schema: Any, root: Mapping[str, Any], where: str) -> str:
         form = self._form
         where = f"{key} in {where}"
@@ -199,5 +211,5 @@ def _lengths(schema: Any, root: Mapping[str, Any], where: str) -> tuple[int, int
 def _unsupported(what: str) -> RequestError:
     return RequestError(
         f"tool_choice cannot force a call with {what}, because this model writes arguments "
-        "between tags (use tool_choice 'auto')"
+        "between tags (use tool_choice 'auto' without strict functions and structured outputs)"
     )

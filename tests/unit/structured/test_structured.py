@@ -85,7 +85,8 @@ def test_bad_fields_are_refused_by_name():
     refuses("whitespace_pattern must be a string; got 1", json={}, whitespace_pattern=1)
     refuses("choice must be a list of strings; got 'yes'", choice="yes")
     refuses("choice must have at least one text", choice=[])
-    refuses("structural_tag is not supported", structural_tag="{}")
+    refuses("structural_tag must be a structural tag, an object; got []", structural_tag="[]")
+    refuses("structural_tag must be a structural tag: Expecting", structural_tag="{")
     refuses("whitespace_pattern belongs to json", choice=["a"], whitespace_pattern=" ")
     refuses(
         "disable_additional_properties belongs to json",

@@ -354,7 +354,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "no schema": (([tool(parameters=[])],), "tools[0].function.parameters must be the JSON"),
     "a list": (([tool(parameters={"type": "array"})],), "tools[0].function.parameters must be"),
     "a choice alone": ((None, "auto"), "tool_choice needs tools; got 'auto' without them"),
-    "another choice": (([tool()], "any"), "tool_choice must be 'none', 'auto', 'required' or"),
+    "another choice": (([tool()], "any"), "tool_choice must be 'none', 'auto', 'required', {"),
     "no named tool": (
         ([tool()], {"type": "function", "function": {"name": "b"}}),
         "tool_choice names 'b'; the tools are add",

@@ -179,9 +179,9 @@ def test_tags_that_are_special_tokens_are_kept_and_others_are_not(tmp_path: Path
         ({"tool_choice": "auto"}, {}, "tool_choice needs tools"),
         ({"tools": TOOLS}, {"detokenize": False}, "tools need text; got detokenize=False"),
         (
-            {"tools": TOOLS},
+            {"tools": TOOLS, "tool_choice": "required"},
             {"structured_outputs": {"regex": "a"}},
-            "structured_outputs and tools exclude each other",
+            "structured_outputs and a call that is forced exclude each other",
         ),
         (
             {"tools": TOOLS, "chat_template": "{# #}x"},

@@ -1,0 +1,121 @@
+"""Join the parts of an answer to one grammar: reasoning, and then calls, a text, or both."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+
+from mie.config.engine import RequestLimits
+from mie.config.params.sampling import SamplingParams
+from mie.config.params.structured import JSON_OPTIONS, StructuredOutputsParams, structure_from
+from mie.errors import RequestError, shown
+from mie.structured.structural_tags import opening_tag, root_of
+from mie.text.tools.formats import AnswerFormat
+from mie.text.tools.whole import Format, either, sequence
+
+_FREE: Format = {"type": "any_tokens"}
+
+
+def answering(
+    params: SamplingParams, answer: object, limits: RequestLimits
+) -> tuple[SamplingParams, AnswerFormat | None]:
+    """Return parameters with the grammar of the whole answer, and how the answer is read.
+
+    ``answer`` is the format that `prompt_of` gave, or None for a text without parts.
+
+    Raises:
+        ConfigError: the structure is malformed.
+        RequestError: the parameters contradict the format of the answer.
+    """
+    budget = params.thinking_token_budget
+    if answer is None:
+        if budget is not None:
+            raise _without_tags("a prompt without a chat template has none")
+        return params, None
+    if not isinstance(answer, AnswerFormat):
+        raise RequestError(f"a prompt's answer must come from chat_prompt; got {shown(answer)}")
+    if answer.calls is not None and not params.detokenize:
+        raise RequestError("tools need text; got detokenize=False")
+    if budget is not None and not answer.has_budget:
+        raise _without_tags("the tags of this model's reasoning are not known, or are channels")
+    structure = structure_from(params.structured_outputs, limits)
+    body = _body(structure, answer, has_budget=budget is not None)
+    params = copy.copy(params)
+    params.thinking_token_budget = None
+    if body is None:
+        return params, answer if structure is None else None
+    reasoning = list(answer.parts.reasoning)
+    if budget is not None and reasoning:
+        reasoning = copy.deepcopy(reasoning)
+        tag, _ = opening_tag({"format": reasoning[0]})
+        assert tag is not None
+        tag["content"]["max_tokens"] = budget
+    params.structured_outputs = _grammar(structure, sequence(*reasoning, body))
+    if structure is None and not answer.parts.is_forced:
+        made = None if body is _FREE else params.structured_outputs
+        return params, replace(answer, structured_outputs=made)
+    return params, replace(
+        answer,
+        structured_outputs=None if structure is not None else params.structured_outputs,
+        is_written=_is_written(answer, has_more=structure is not None or bool(reasoning)),
+        may_lack_open=False,
+    )
+
+
+def _body(
+    structure: StructuredOutputsParams | None, answer: AnswerFormat, *, has_budget: bool
+) -> Format | None:
+    """Return the answer after its reasoning; None if nothing of the answer needs a grammar."""
+    parts = answer.parts
+    if structure is None:
+        if parts.is_forced:
+            return None if parts.calls is None else parts.calls()
+        return parts.calls_in_text or (_FREE if has_budget and parts.reasoning else None)
+    if parts.is_forced:
+        raise RequestError(
+            "structured_outputs and a call that is forced exclude each other (set tool_choice to "
+            "'auto' or 'none')"
+        )
+    if answer.calls is None and not parts.reasoning:
+        return None
+    text = sequence(*parts.before_text, _format_of(structure))
+    return text if parts.calls is None else either(parts.calls(), text)
+
+
+def _is_written(answer: AnswerFormat, *, has_more: bool) -> bool:
+    """Return whether the answer is read as a grammar wrote it. ``has_more`` tells of other parts.
+
+    Messages of harmony and arguments between tags have parsers of their own.
+    """
+    if answer.has_channels and has_more:
+        return False
+    return answer.calls is None or answer.calls.is_streamed
+
+
+def _format_of(structure: StructuredOutputsParams) -> Format:
+    """Return a structure as a format of a structural tag."""
+    if structure.structural_tag is not None:
+        return dict(root_of(json.loads(str(structure.structural_tag)))[0])
+    if structure.regex is not None:
+        return {"type": "regex", "pattern": structure.regex}
+    if structure.grammar is not None:
+        return {"type": "grammar", "grammar": structure.grammar}
+    if structure.choice is not None:
+        return either(*({"type": "const_string", "value": text} for text in structure.choice))
+    schema = '{"type": "object"}' if structure.json_object else str(structure.json)
+    return {"type": "json_schema", "json_schema": json.loads(schema)}
+
+
+def _grammar(structure: StructuredOutputsParams | None, whole: Format) -> StructuredOutputsParams:
+    """Return a grammar of a whole answer, with the structure's options."""
+    tag = json.dumps({"type": "structural_tag", "format": whole})
+    options = {} if structure is None else {name: getattr(structure, name) for name in JSON_OPTIONS}
+    return StructuredOutputsParams(structural_tag=tag, **options)
+
+
+def _without_tags(why: str) -> RequestError:
+    return RequestError(
+        f"thinking_token_budget needs reasoning between known tags; {why} (set reasoning_parser, "
+        "or leave it out)"
+    )
