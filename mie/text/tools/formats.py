@@ -165,8 +165,10 @@ class AnswerFormat:
         """The tags that the text must keep, even where they are special tokens."""
         if self.has_channels:
             return HARMONY_TAGS
-        reasoning = () if self.reasoning is None else (self.reasoning.open, self.reasoning.close)
-        return (*(() if self.calls is None else self.calls.tags), *reasoning)
+        own = () if self.calls is None else self.calls.tags
+        if self.reasoning is None:
+            return own
+        return (*own, *split_tags(self.reasoning.open), *split_tags(self.reasoning.close))
 
 
 MESSAGE, END = "<|message|>", "<|end|>"

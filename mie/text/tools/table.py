@@ -180,7 +180,9 @@ CALLS: Mapping[str, CallFormat] = {
         open="<TOOLCALL>", close="</TOOLCALL>", is_list=True, separator=", "
     ),
     "minimax_m1": CallFormat(begin="<tool_calls>\n", separator="\n", end="\n</tool_calls>"),
-    "xlam": CallFormat(is_list=True, is_open_optional=True, separator=", "),
+    "xlam": CallFormat(
+        begin="```json\n", end="\n```", is_list=True, is_open_optional=True, separator=", "
+    ),
     "internlm": CallFormat(
         open="<|action_start|><|plugin|>\n",
         close="\n<|action_end|>",
@@ -209,6 +211,7 @@ CALLS: Mapping[str, CallFormat] = {
     "seed_oss": SEED_OSS,
     "glm45": GLM45,
     "glm47": GLM47,  # GLM 5 too
+    "poolside_v1": GLM45,
     "hy_v3": HY_V3,
     "minimax_m2": MINIMAX_M2,
     "minicpm5": MINICPM5,
@@ -293,6 +296,7 @@ REASONING: Mapping[str, Tags] = {
     "minimax_m2": THINK,
     "nemotron_v3": THINK,
     "olmo3": THINK,
+    "poolside_v1": THINK,
     "qwen3": THINK,
     "step3": THINK,
     "step3p5": THINK,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mie.checkpoint.families import FAMILIES
@@ -18,7 +18,7 @@ from mie.errors import RequestError
 from mie.text.tools import table
 from mie.text.tools.definitions import MOST_TOOLS, tool_choice_of
 from mie.text.tools.families import FAMILY_FORMATS
-from mie.text.tools.forced import new_parser
+from mie.text.tools.forced import grammar_of, new_parser
 from mie.text.tools.formats import ANALYSIS, HARMONY, AnswerFormat, CallFormat
 from mie.text.tools.response_template import calls_in
 from mie.text.tools.table import CALLS, call_format, reasoning_tags
@@ -90,9 +90,8 @@ def answers_of(name: str) -> st.SearchStrategy[str]:
     return st.lists(pieces | st.text(max_size=3), max_size=12).map("".join)
 
 
-@pytest.mark.parametrize("name", DISTINCT)
-@settings(max_examples=3)
 @given(
+    name=st.sampled_from(DISTINCT),
     data=st.data(),
     cuts=st.lists(st.integers(0, 400)),
     begins=st.booleans(),
@@ -129,9 +128,7 @@ def test_a_closing_tag_inside_a_call_without_tags_ends_nothing():
     assert named(read(form, [text])) == [("add", {"a": "</think>"})]
 
 
-@pytest.mark.parametrize("name", DISTINCT)
-@settings(max_examples=3)
-@given(data=st.data())
+@given(name=st.sampled_from(DISTINCT), data=st.data())
 def test_no_call_is_invented_and_no_text_is_lost(name: str, data: st.DataObject):
     form = AnswerFormat(calls=FORMATS[name], names=TOOLS)
     text = data.draw(answers_of(name))
@@ -240,12 +237,12 @@ def test_a_closing_tag_elsewhere_moves_no_text(text: str):
 @pytest.mark.parametrize(
     "value",
     [
-        *("[" * 100_000 + "]" * 100_000, '"\\' * 50_000, "'\\" * 50_000, "1" * 100_000),
-        *('<escape>"' * 20_000, "{'a':" * 5000 + "}" * 5000, "1e999", "NaN", "[NaN]"),
+        *("[" * 9_000 + "]" * 9_000, '"\\' * 9_000, "'\\" * 9_000, "1" * 9_000),
+        *('<escape>"' * 3_000, "{'a':" * 3_000 + "}" * 3_000, "1e999", "NaN", "[NaN]"),
     ],
     ids=lambda value: value[:6],
 )
-def test_hostile_values_stay_text_and_take_little_time(value: str):
+def test_hostile_values_stay_text(value: str):
     schema = {"properties": {"a": {"type": ["array", "string", "number"]}}}
     for name in ("qwen3_coder", "glm45"):
         form = form_of(CALLS[name], schemas={"add": schema})
@@ -272,9 +269,8 @@ def test_reasoning_is_at_the_beginning_or_nowhere():
 # Answers that a grammar writes.
 
 
-@pytest.mark.parametrize("name", [each for each in DISTINCT if FORMATS[each].is_streamed])
-@settings(max_examples=3)
 @given(
+    name=st.sampled_from([each for each in DISTINCT if FORMATS[each].is_streamed]),
     calls=st.lists(
         st.tuples(st.sampled_from(sorted(TOOLS)), st.dictionaries(st.text(), VALUES)),
         min_size=1,
@@ -318,14 +314,13 @@ SCHEMA = {
 }
 
 
-@pytest.mark.parametrize("name", [each for each in DISTINCT if not FORMATS[each].is_streamed])
-@settings(max_examples=3)
 @given(
+    name=st.sampled_from([each for each in DISTINCT if not FORMATS[each].is_streamed]),
     calls=st.lists(
         st.tuples(st.sampled_from(sorted(TOOLS)), st.fixed_dictionaries({}, optional=dict(TYPES))),
         min_size=1,
         max_size=3,
-    )
+    ),
 )
 def test_calls_between_tags_come_back_with_their_types(name: str, calls: Any):
     text = written([(tool, json.dumps(arguments)) for tool, arguments in calls], FORMATS[name])
@@ -454,6 +449,10 @@ def test_the_table_of_families_has_names_that_exist():
         ("auto", "'Here is my response:'", None, table.REASONING["granite"]),
         ("auto", "</seed:think>", None, table.REASONING["seed_oss"]),
         ("auto", "<|channel|>", None, ANALYSIS),
+        ("auto", "<|END_THINKING|>", None, table.REASONING["cohere_command3"]),
+        ("auto", "'<|channel>thought' '<channel|>'", None, table.REASONING["gemma4"]),
+        ("auto", "<|inner_suffix|>", None, table.REASONING["apertus"]),
+        ("auto", "[BEGIN FINAL RESPONSE]", None, table.REASONING["apriel"]),
         ("auto", "<|end|>", None, None),
         ("auto", "", TEMPLATE, table.THINK),
         ("hf", "", TEMPLATE, table.THINK),
@@ -463,6 +462,62 @@ def test_the_table_of_families_has_names_that_exist():
 )
 def test_the_tags_of_reasoning(parser: str, template: str, declared: Any, expected: Any):
     assert reasoning_tags(parser, template, declared) == expected
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, tags in table.REASONING.items() if tags != ANALYSIS]
+)
+def test_reasoning_between_the_tags_of_each_parser(name: str):
+    tags = table.REASONING[name]
+    form = AnswerFormat(reasoning=tags)
+    text = f"{tags.open}\nHm, a < b.\n{tags.close}\n\nSo."
+    for pieces in ([text], list(text), [text[:7], text[7:]]):
+        assert read(form, pieces) == ("Hm, a < b.", "So.", [], 0)
+    cut = text[: text.index("b.")]
+    assert read(form, [cut])[:2] == ("Hm, a <", "")
+    begun = AnswerFormat(reasoning=tags, begins_with=tags.open)
+    assert read(begun, [f"Hm.{tags.close}So."])[:2] == ("Hm.", "So.")
+
+
+def test_tags_that_may_be_special_tokens_stay_in_the_text():
+    assert "<|channel>" in AnswerFormat(reasoning=table.REASONING["gemma4"]).tags
+    dsml = CALLS["deepseek_v32"].tags
+    assert "｜DSML｜" in dsml
+    assert {"<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"} <= {*CALLS["glm45"].tags}
+    assert {"<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"} <= {*CALLS["deepseek_v3"].tags}
+    assert '<|"|>' in CALLS["gemma4"].tags
+
+
+@pytest.mark.parametrize(
+    ("name", "special", "expected"),
+    [
+        ("deepseek_v32", "｜DSML｜", 'string=\\"true\\">" /[^<｜]{0,3}/ "</" <[7]> "parameter>'),
+        ("glm45", "</arg_value>", "/[^<｜]{0,3}/ <[7]>"),
+        ("kimi_k2", "<|tool_call_begin|>", '<[7]> "functions."'),
+        ("functiongemma", "<escape>", '"a:" <[7]> /[^<｜]{0,3}/ <[7]>'),
+    ],
+)
+def test_grammars_name_special_tokens_by_their_ids(name: str, special: str, expected: str):
+    parameters = {"properties": {"a": {"type": "string", "maxLength": 3}}, "required": ["a"]}
+    choice = tool_choice_of([tool(parameters=parameters)], "required")
+    grammar = grammar_of(CALLS[name], choice, {special: 7}.get).grammar
+    assert expected in grammar
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"anyOf": [{}]}, "anyOf in the parameters of add"),
+        ({"required": ["b"]}, "b, which is required and has no schema, in the parameters of add"),
+        ({"properties": {"a": {"type": "string", "pattern": "x"}}}, "pattern of a in the param"),
+        ({"properties": {"a>": {"type": "string"}}}, "the name a> in the parameters of add"),
+    ],
+)
+def test_a_schema_that_tags_cannot_hold_to_is_refused_by_name(schema: Any, message: str):
+    choice = tool_choice_of([tool(parameters=schema)], "required")
+    with pytest.raises(RequestError, match=re.escape(f"cannot force a call with {message}")):
+        grammar_of(CALLS["qwen3_coder"], choice, lambda text: None)
+    grammar_of(CALLS["hermes"], choice, lambda text: None)
 
 
 def changed(**tool_calls: Any) -> dict[str, Any]:
