@@ -18,7 +18,7 @@ from mie.errors import RequestError
 from mie.text.tools import table
 from mie.text.tools.definitions import MOST_TOOLS, tool_choice_of
 from mie.text.tools.families import FAMILY_FORMATS
-from mie.text.tools.forced import grammar_of, new_parser
+from mie.text.tools.forced import new_parser, parts_of
 from mie.text.tools.formats import ANALYSIS, HARMONY, AnswerFormat, CallFormat
 from mie.text.tools.response_template import calls_in
 from mie.text.tools.table import CALLS, call_format, reasoning_tags
@@ -499,9 +499,16 @@ def test_tags_that_may_be_special_tokens_stay_in_the_text():
 )
 def test_grammars_name_special_tokens_by_their_ids(name: str, special: str, expected: str):
     parameters = {"properties": {"a": {"type": "string", "maxLength": 3}}, "required": ["a"]}
+    assert expected in forced_grammar(name, parameters, {special: 7})
+
+
+def forced_grammar(name: str, parameters: Any, special: dict[str, int]) -> str:
+    """Return the grammar of forced calls of one tool, as JSON has it."""
     choice = tool_choice_of([tool(parameters=parameters)], "required")
-    grammar = grammar_of(CALLS[name], choice, {special: 7}.get).grammar
-    assert expected in grammar
+    form = AnswerFormat(calls=CALLS[name], names=choice.names)
+    parts = parts_of(form, choice, special.get, is_new=True)
+    assert parts.calls is not None
+    return str(parts.calls()["grammar"])
 
 
 @pytest.mark.parametrize(
@@ -514,10 +521,9 @@ def test_grammars_name_special_tokens_by_their_ids(name: str, special: str, expe
     ],
 )
 def test_a_schema_that_tags_cannot_hold_to_is_refused_by_name(schema: Any, message: str):
-    choice = tool_choice_of([tool(parameters=schema)], "required")
-    with pytest.raises(RequestError, match=re.escape(f"cannot force a call with {message}")):
-        grammar_of(CALLS["qwen3_coder"], choice, lambda text: None)
-    grammar_of(CALLS["hermes"], choice, lambda text: None)
+    with pytest.raises(RequestError, match=re.escape(message)):
+        forced_grammar("qwen3_coder", schema, {})
+    assert "%json" in forced_grammar("hermes", schema, {})
 
 
 def changed(**tool_calls: Any) -> dict[str, Any]:
