@@ -27,6 +27,7 @@ needs_numba = pytest.mark.skipif(
 LANES = 16
 CACHES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), **HALVES, **QUANTIZED}
 """The dtypes of caches' elements."""
+del CACHES["int4"]  # see test_jit_int4_cache.py
 QUICK_CACHES = ("float32", "int8")
 """The dtypes whose kernels `make test` compiles."""
 EACH_CACHE = [
@@ -49,7 +50,7 @@ def jit_backend(
 def planes_of(cache: JitCache) -> NDArray[Any]:
     """Return a copy of the elements of a cache as [L, 2, N, B, Hkv, Dh]."""
     size, dim = cache.shape.block_size, _padded(cache.shape.head_dim)
-    keys, values = _heads_of(cache, cache.elements).swapaxes(0, 1)
+    keys, values = heads_of(cache, cache.elements).swapaxes(0, 1)
     heads = keys.shape[:3]  # L, Hkv, N
     if size % LANES == 0:
         keys = keys.reshape(*heads, -1, dim, LANES).swapaxes(-1, -2)
@@ -60,7 +61,7 @@ def planes_of(cache: JitCache) -> NDArray[Any]:
 def scales_of(cache: JitCache) -> NDArray[np.float32]:
     """Return a copy of the scales of a cache as [L, 2, N, B, Hkv]."""
     assert cache.scales is not None
-    return np.moveaxis(_heads_of(cache, cache.scales), 2, 4)
+    return np.moveaxis(heads_of(cache, cache.scales), 2, 4)
 
 
 def fill_cache(
@@ -78,20 +79,20 @@ def fill_cache(
     if size % LANES == 0:
         keys = keys.reshape(*heads, -1, LANES, dim).swapaxes(-1, -2)
     both = np.stack([each.reshape(*heads, -1) for each in (keys, values)], axis=1)
-    _set_heads(cache.elements, both)
+    set_heads(cache.elements, both)
     if scales is not None:
         assert cache.scales is not None
-        _set_heads(cache.scales, np.moveaxis(scales, 4, 2))
+        set_heads(cache.scales, np.moveaxis(scales, 4, 2))
 
 
-def _heads_of(cache: JitCache, array: NDArray[Any]) -> NDArray[Any]:
+def heads_of(cache: JitCache, array: NDArray[Any]) -> NDArray[Any]:
     """Return a copy of regions of a cache as [L, 2, Hkv, N, ...]."""
     heads = np.moveaxis(array, (0, 4), (3, 1))  # L, 2, Hkv, and the places of a block
     heads = heads.reshape(*heads.shape[:3], -1, array.shape[-1])
     return heads[:, :, :, : cache.shape.num_blocks].copy()
 
 
-def _set_heads(array: NDArray[Any], heads: NDArray[Any]) -> None:
+def set_heads(array: NDArray[Any], heads: NDArray[Any]) -> None:
     """Overwrite the blocks of a cache with [L, 2, Hkv, N, ...]."""
     for block in range(heads.shape[3]):
         region, place = divmod(block, LANES)

@@ -1,4 +1,4 @@
-"""Implement ``mie eval``: perplexity on a text, and the effect of rounded weights on it."""
+"""Implement ``mie eval``: perplexity on a text, and the effect of rounded numbers on it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
     settings = given(args, EngineArgs)
     model = EngineArgs(**settings)
-    rounding = {"quantization", "head_dtype", "activations"}
+    rounding = {"quantization", "head_dtype", "activations", "kv_cache_dtype"}
     windows = windows_of(model, _text(args.text), args.window, args.num_tokens)
     reference = None
     if args.reference is not None or settings.keys() & rounding:

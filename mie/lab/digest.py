@@ -23,6 +23,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "W4A8": {"quantization": "int4", "activations": "int8"},
     "fp8 cache": {"kv_cache_dtype": "fp8"},
     "int8 cache": {"kv_cache_dtype": "int8"},
+    "int4 cache": {"kv_cache_dtype": "int4"},
 }
 """The settings of each row. The requests of one row and of another are equal."""
 

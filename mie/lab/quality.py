@@ -1,4 +1,4 @@
-"""Measure how well a model predicts a text, and how far rounded weights move its predictions."""
+"""Measure how well a model predicts a text, and how far rounded numbers move its predictions."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -112,8 +112,8 @@ class KVCacheShape:
         return 2 * self.num_layers * num_slots * self.num_kv_heads * self.head_dim
 
     @property
-    def num_scales(self) -> int:
-        """The number of scales of a quantised cache: two for each head of each token."""
+    def num_vectors(self) -> int:
+        """The number of vectors: two for each head of each token."""
         return self.num_elements // self.head_dim
 
 
@@ -192,8 +192,6 @@ class Backend(Protocol):
     """
 
     name: str
-    itemsize: int
-    """Bytes of one element of the KV cache."""
     is_asynchronous: bool = False
     """Whether `run_step` and `start_sample` return before their work is done.
 

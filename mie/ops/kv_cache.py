@@ -15,18 +15,25 @@ from numpy.typing import DTypeLike, NDArray
 from mie.base.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
 
-QUANTIZED = {"int8": np.dtype(np.int8), "fp8": np.dtype(ml_dtypes.float8_e4m3fn)}
+INT4 = np.dtype(ml_dtypes.int4)
+QUANTIZED = {"int8": np.dtype(np.int8), "fp8": np.dtype(ml_dtypes.float8_e4m3fn), "int4": INT4}
 """The element dtypes of a quantised cache, by ``kv_cache_dtype``."""
 
 HALVES = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
 """The element dtypes of a cache of 16-bit floats without scales."""
 
-SCALE_BYTES = 4
-"""Bytes of a scale in float32."""
-
+GROUP = 32
+"""Channels of a head that share a scale and an offset in int4."""
 
 Cache: TypeAlias = Any
-"""An array of floats, or an `ops.weights.quantised_cache.QuantizedCache`."""
+"""An array of floats, a `QuantizedCache` or an `Int4Cache` of `ops.weights`."""
+
+
+def head_bytes(dtype: np.dtype[Any], size: int) -> int:
+    """Return the bytes of ``size`` numbers of a head, with their scales and offsets."""
+    if dtype == INT4:
+        return size // 2 + 4 * ceil_div(size, GROUP)
+    return size * dtype.itemsize + (4 if dtype in QUANTIZED.values() else 0)
 
 
 def write_kv(

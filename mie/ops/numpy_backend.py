@@ -50,9 +50,9 @@ class NumpyBackend(Backend):
 
     "bfloat16" and "float16" keep weights and the KV cache in 16 bits, and compute in float32.
     ``weight_dtype`` does the same for a checkpoint's matrices of that dtype alone; "auto" widens
-    them at load, and so does "float32". ``kv_cache_dtype``: "auto" is ``dtype``; "int8" and "fp8"
-    are the formats of `ops.kv_cache`. BLAS has one thread in small steps, and ``num_threads`` in
-    large ones: by default one for each CPU that the process may use.
+    them at load, and so does "float32". ``kv_cache_dtype``: "auto" is ``dtype``; the others
+    are formats of `ops.kv_cache`. BLAS has one thread in small steps, and ``num_threads`` in large
+    ones: by default one for each CPU that the process may use.
 
     ``activations`` "int8" rounds the inputs of products with int4 and int8 weights, as
     `ops.weights.integer` defines.
@@ -82,7 +82,6 @@ class NumpyBackend(Backend):
         self.stored_dtype: np.dtype[Any] = halves.get(dtype, self.dtype)
         """The dtype in which weights and the KV cache are kept."""
         self.kv_dtype: np.dtype[Any] = kv_cache.QUANTIZED.get(kv_cache_dtype, self.stored_dtype)
-        self.itemsize: int = self.kv_dtype.itemsize
         if weight_dtype == "float32" and self.dtype == np.float64:
             raise ConfigError("weight_dtype 'float32' contradicts dtype 'float64' (leave one out)")
         if activations == "int8" and self.dtype == np.float64:
@@ -125,8 +124,7 @@ class NumpyBackend(Backend):
         return size.num_results * self.dtype.itemsize
 
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
-        scale_bytes = kv_cache.SCALE_BYTES if self.kv_dtype in kv_cache.QUANTIZED.values() else 0
-        return shape.num_elements * self.itemsize + shape.num_scales * scale_bytes
+        return shape.num_vectors * kv_cache.head_bytes(self.kv_dtype, shape.head_dim)
 
     def load_vector(self, vector: NDArray[Any]) -> Floats:
         return vector.astype(self.dtype)
@@ -332,6 +330,6 @@ class NumpyBackend(Backend):
         return PackedMatrix(shape, blocks, parts, self._matrix_dtype, rounds_activations=rounds)
 
     def _quantised_cache(self, shape: tuple[int, ...]) -> Cache:
-        from mie.ops.weights.quantised_cache import QuantizedCache
+        from mie.ops.weights.quantised_cache import new_cache
 
-        return QuantizedCache.zeros(shape, self.kv_dtype)
+        return new_cache(shape, self.kv_dtype)

@@ -26,7 +26,6 @@ from mie.ops.backend import (
     StepBatch,
     StepSize,
 )
-from mie.ops.kv_cache import SCALE_BYTES
 from mie.ops.sampling import RowControls
 from mie.ops.weights.quantised import Form, Part, Rows
 from mie.ops_gpu import kv_cache, sampling
@@ -120,8 +119,8 @@ class CupyBackend(Backend):
         return packed_bytes(shape, form) if form else math.prod(shape) * self.dtype.itemsize
 
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
-        scale_bytes = 0 if self.kv_dtype == self.dtype else SCALE_BYTES
-        return shape.num_elements * self.itemsize + shape.num_scales * scale_bytes
+        scale_bytes = 0 if self.kv_dtype == self.dtype else 4
+        return shape.num_elements * self.itemsize + shape.num_vectors * scale_bytes
 
     def step_bytes(self, size: StepSize) -> int:
         """Count attention's last buffers twice, because captured steps may keep earlier ones.

@@ -81,6 +81,7 @@ def kernel_named(name: str, cpu: Cpu) -> Any:
         attention,
         elementwise,
         experts,
+        int4_cache,
         integers,
         linear,
         logits,
@@ -104,6 +105,8 @@ def kernel_named(name: str, cpu: Cpu) -> Any:
     if base in ("multiply_int8", "round_rows"):
         module = integers if base == "multiply_int8" else rounding
         return vars(module)[base](FORMATS[dtype], dot_of(FORMATS[dtype], cpu))
+    if dtype == "int4":
+        return vars(int4_cache)[base]()
     modules = (elementwise, attention, experts, recurrent, logits, team)
     found = next(vars(module)[base] for module in modules if base in vars(module))
     return found(FORMATS[dtype]) if dtype else found

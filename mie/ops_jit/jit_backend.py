@@ -14,7 +14,7 @@ from mie.ops import sampling
 from mie.ops.activation import Activation
 from mie.ops.arrays import Floats, Ints, check_dtype
 from mie.ops.backend import Backend, KVCacheShape, Memory, Progress, StepBatch, StepSize
-from mie.ops.kv_cache import HALVES, QUANTIZED, SCALE_BYTES
+from mie.ops.kv_cache import HALVES, QUANTIZED, head_bytes
 from mie.ops.linear import check_kept
 from mie.ops.rope import FloatOrFloats
 from mie.ops.sampling import RowControls
@@ -86,7 +86,6 @@ class JitBackend(Backend):
         check_dtype(dtype, self.dtypes, self.name)
         self._stored_dtype = HALVES.get(dtype, np.dtype(np.float32))
         self.kv_dtype: np.dtype[Any] = QUANTIZED.get(kv_cache_dtype, self._stored_dtype)
-        self.itemsize: int = self.kv_dtype.itemsize
         self.num_threads = num_threads or available_cpus()
         self._weight_dtype = weight_dtype
         self._planned_dtype = weights_dtype if weight_dtype == "auto" else weight_dtype
@@ -139,9 +138,7 @@ class JitBackend(Backend):
         return largest_step_bytes(size, self.num_threads, SCRATCH_BYTES, rounds_activations=rounds)
 
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
-        scale_bytes = SCALE_BYTES if self.kv_dtype in QUANTIZED.values() else 0
-        elements = shape.num_elements // shape.head_dim * padded(shape.head_dim)
-        return elements * self.itemsize + shape.num_scales * scale_bytes
+        return shape.num_vectors * head_bytes(self.kv_dtype, padded(shape.head_dim))
 
     # Weights and caches.
 
@@ -277,9 +274,9 @@ class JitBackend(Backend):
         program, shape = self.recorder.program, cache.shape
         num_heads = qkv.tail[0] - 2 * shape.num_kv_heads
         out = program.value(NUM_TOKENS, num_heads, shape.head_dim)
-        program.need_scratch(8 * padded(shape.head_dim))  # a head in float32, and narrowed
+        program.need_scratch(8 * padded(shape.head_dim) + 64)  # a head in float32, and narrowed
         program.emit(
-            f"rope_write[{cache.elements.dtype.name}]", NUM_TOKENS, ROW_TILE, 1,
+            f"rope_write[{cache.format}]", NUM_TOKENS, ROW_TILE, 1,
             qkv, rope_table, out, *cache.planes(layer),
             num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, NUM_TOKENS,
             cache.num_heads, batch.group,
@@ -300,13 +297,14 @@ class JitBackend(Backend):
         program, shape, num_heads = self.recorder.program, cache.shape, q.tail[0]
         program.heads = num_heads, shape.num_kv_heads, shape.head_dim
         program.need_scratch(attention_scratch(num_heads // shape.num_kv_heads, shape.head_dim))
-        out, stored = program.value(NUM_TOKENS, *q.tail), cache.elements.dtype.name
+        out, stored = program.value(NUM_TOKENS, *q.tail), cache.format
+        multiplied = "float32" if stored == "int4" else stored
         program.emit(
             f"attend[{stored}]", layout.NUM_ITEMS, 1, shape.num_kv_heads,
             q, *cache.planes(layer), out, cache.num_heads,
             num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, window or 0,
             1 / math.sqrt(shape.head_dim),
-            *self.recorder.multipliers(f"[{stored}]"), float(soft_cap or 0), sinks, batch.group,
+            *self.recorder.multipliers(f"[{multiplied}]"), float(soft_cap or 0), sinks, batch.group,
         )  # fmt: skip
         program.emit("merge", layout.NUM_MERGES, 1, 1, out, num_heads, shape.head_dim, sinks)
         return out

@@ -36,7 +36,7 @@ def kernel_names(
         *(f"embed[{dtype}]" for dtype in sorted({*weights, *rounded})),
         *(f"{base}{kind}" for kind in kinds for base in ("linear", "gate_up")),
         *(f"{base}[{dtype}]" for dtype in caches for base in ("rope_write", "attend")),
-        *(f"multiply[{dtype}]" for dtype in sorted({*weights, *caches, "float32"})),
+        *(f"multiply[{dtype}]" for dtype in sorted({*weights, *caches, "float32"} - {"int4"})),
         *(f"multiply_int8[{each}]" for each in sorted(rounded)),
         *sorted({*rounded.values()}),
     )

@@ -13,6 +13,7 @@ other layouts.
 The keys and the values of a block's head are B x Dh elements each, with Dh padded to a multiple of
 16. Keys are [B / 16, Dh, 16], so that 16 positions are the lanes of a vector. If B is not a
 multiple of 16 they are [B, Dh], and attention gathers them into panels. Values are [B, Dh].
+`kernels.int4_cache` describes a cache of 4-bit codes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from mie.errors import UnsupportedModelError
 from mie.ops.arrays import Floats
 from mie.ops.arrays import zeros as zeros
 from mie.ops.backend import KVCacheShape
-from mie.ops.kv_cache import QUANTIZED
+from mie.ops.kv_cache import GROUP, INT4, QUANTIZED
 from mie.ops.weights.integer import ACTIVATION_GROUP
 from mie.ops.weights.packed import pack_nibbles
 from mie.ops.weights.quantised import Form, Part, QuantisedRows, Rows
@@ -280,21 +281,29 @@ def padded(head_dim: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class JitCache:
-    """Keys and values, and the scales of a cache of one byte an element."""
+    """Keys and values, and the scales of a quantised cache."""
 
     shape: KVCacheShape
-    elements: NDArray[Any]  # [ceil(N / 16), L, Hkv, 4, 2, 4, B * padded(Dh)]
-    scales: NDArray[np.float32] | None  # [ceil(N / 16), L, Hkv, 4, 2, 4, B]
+    format: str
+    """The name of the format in which kernels read it."""
+    elements: NDArray[Any]  # [ceil(N / 16), L, Hkv, 4, 2, 4, B * padded(Dh)], or bytes of two codes
+    scales: NDArray[Any] | None  # [ceil(N / 16), L, Hkv, 4, 2, 4, B], or [..., 2 * G * B] for int4
 
     @classmethod
     def new(cls, shape: KVCacheShape, dtype: np.dtype[Any]) -> JitCache:
         """Return a cache of zeros."""
         num_regions = ceil_div(shape.num_blocks, REGION)
         dims = (num_regions, shape.num_layers, shape.num_kv_heads, REGION // RUN, 2, RUN)
-        elements = zeros((*dims, shape.block_size * padded(shape.head_dim)), dtype, huge=True)
-        has_scales = dtype in QUANTIZED.values()
-        scales = zeros((*dims, shape.block_size), np.float32) if has_scales else None
-        return cls(shape, elements, scales)
+        size, scales = shape.block_size * padded(shape.head_dim), None
+        if dtype == INT4:
+            num_factors = 2 * ceil_div(shape.head_dim, GROUP) * shape.block_size
+            elements = zeros((*dims, size // 2), np.uint8, huge=True)
+            scales = zeros((*dims, num_factors), np.float16)
+        else:
+            elements = zeros((*dims, size), dtype, huge=True)
+            if dtype in QUANTIZED.values():
+                scales = zeros((*dims, shape.block_size), np.float32)
+        return cls(shape, dtype.name, elements, scales)
 
     def planes(self, layer: int) -> tuple[NDArray[Any] | None, ...]:
         """Return where a layer's keys and values begin, and the scales of each, if there are any.

@@ -42,6 +42,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"weight_dtype": "bfloat16"},
     {"weight_dtype": "bfloat16", "kv_cache_dtype": "int8"},
     {"max_num_batched_tokens": 1, "max_num_seqs": 1},
+    {"kv_cache_dtype": "int4"},
 ]
 
 

@@ -501,7 +501,7 @@ def test_a_cache_has_the_bytes_that_it_announces():
     from mie.ops_jit.jit_backend import JitBackend
     from mie.ops_jit.layout import REGION
 
-    for stored, head_dim in itertools.product(("auto", "int8", "fp8"), (6, 16, 20)):
+    for stored, head_dim in itertools.product(("auto", "int8", "fp8", "int4"), (6, 16, 20, 40)):
         backend = JitBackend(num_threads=1, kv_cache_dtype=stored)
         shape = KVCacheShape(
             num_layers=2, num_blocks=REGION, block_size=3, num_kv_heads=2, head_dim=head_dim

@@ -652,7 +652,7 @@ def test_blocks_return_from_the_host_unchanged(machine: Machine):
 def test_a_new_cache_has_the_requested_size(machine: Machine):
     planes = machine.get_cache(machine.backend.new_kv_cache(SHAPE))
     assert planes.shape == (2, 2, SHAPE.num_blocks, SHAPE.block_size, 3, 8)
-    assert planes.nbytes == planes.size * machine.backend.itemsize
+    assert planes.nbytes == planes.size * machine.backend.kv_dtype.itemsize
     assert np.isfinite(planes).all()
 
 
@@ -745,4 +745,4 @@ def test_an_unsupported_dtype_of_numpy_is_refused():
         load_backend("numpy", "float8")
     with pytest.raises(ConfigError, match="'abacus' is not available; choose from: auto, jit"):
         load_backend("abacus")
-    assert load_backend("numpy").itemsize == 4
+    assert load_backend("numpy").kv_dtype.itemsize == 4

@@ -181,10 +181,25 @@ def by_id(row):
 @example(load=(*WITH_A_HIT[:2], WITH_A_HIT[2] | {"quantization": "int8"}))
 @example(load=(*WITH_A_HIT[:2], WITH_A_HIT[2] | {"activations": "int8"}))
 def check_loads(directories, backend, load):
+    stored = ("auto", "int8", "fp8")[len(load[1]) % 3]
+    compare(directories, backend, load, stored)
+
+
+def check_int4_caches(directories, backend, num_examples):
+    @settings(max_examples=num_examples, deadline=None)
+    @given(load=loads())
+    def check(load):
+        compare(directories, backend, load, "int4")
+
+    check()
+
+
+def compare(directories, backend, load, stored):
+    """Compare a load with each of its requests alone, over a cache of this dtype."""
     model, requests, config = load
     if backend not in HAS_ACTIVATIONS:
         config = {name: value for name, value in config.items() if name != "activations"}
-    config = config | {"kv_cache_dtype": ("auto", "int8", "fp8")[len(requests) % 3]}
+    config = config | {"kv_cache_dtype": stored}
     in_batch = outcome(directories[model], dict(enumerate(requests)), config, backend)
     own = {name: config[name] for name in NUMERICS if name in config}
     own |= {"num_threads": 1} | ({"enforce_eager": True} if backend == "jit" else {})
@@ -203,6 +218,24 @@ def test_a_request_gets_the_same_result_alone_and_in_a_batch(directories, backen
     kinds += ("integers",) * (backend in HAS_ACTIVATIONS)
     wanted = {(backend, kind): 1 for kind in kinds}
     check_until_seen(lambda check: check(directories, backend), check_loads, seen, wanted)
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param("numpy", marks=pytest.mark.slow), pytest.param("jit", marks=needs_numba)],
+)
+def test_int4_caches_give_the_same_result_alone_and_in_a_batch(directories, backend):
+    check_int4_caches(directories, backend, NUM_EXAMPLES)
+
+
+@needs_numba
+@pytest.mark.slow
+def test_500_loads_with_an_int4_cache(directories):
+    """Blocks of the loads are shared, copied on write and swapped."""
+    before = seen.copy()
+    check_int4_caches(directories, "jit", 500)
+    found = seen - before
+    assert all(found["jit", kind] for kind in ("prefix hits", "preempt", "import", "fork", "copy"))
 
 
 @pytest.mark.skipif("MIE_OTHER_KERNELS" in os.environ, reason="this is the run that it starts")

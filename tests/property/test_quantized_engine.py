@@ -5,6 +5,8 @@ a roomy engine, instead of the oracle's. NumPy computes in float64, so that roun
 changes nothing. `test_batch_invariance.py` compares the bits of the jit backend.
 """
 
+import itertools
+
 import numpy as np
 import pytest
 from engines import run_to_end
@@ -53,9 +55,15 @@ def run(engine, asked: list[tuple[list[int], SamplingParams]]) -> dict[tuple[str
 
 
 @pytest.mark.few
-@pytest.mark.parametrize("stored", ["int8", "fp8"])
 @pytest.mark.parametrize("stress", STRESSES)
-@pytest.mark.parametrize("model", ["llama", "mistral_window"])
+@pytest.mark.parametrize(
+    ("model", "stored"),
+    [
+        *itertools.product(["llama", "mistral_window"], ["int8", "fp8"]),
+        ("llama", "int4"),
+        pytest.param("mistral_window", "int4", marks=pytest.mark.slow),
+    ],
+)
 def test_scheduling_does_not_change_the_tokens(tiny, model: str, stress: str, stored: str):
     def new_engine(backend: str, **settings):
         config = EngineConfig(block_size=3, kv_cache_dtype=stored, **settings)

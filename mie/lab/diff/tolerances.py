@@ -197,4 +197,6 @@ class Limits:
         if not names:
             return None
         is_same = len(names) == 1 and "auto" not in self.kv_cache_dtypes
-        return QUANTIZED[f"{names.pop()} on both sides" if is_same else min(names)]
+        if is_same:
+            return QUANTIZED[f"{names.pop()} on both sides"]
+        return max((QUANTIZED[name] for name in names), key=lambda row: row.layers)

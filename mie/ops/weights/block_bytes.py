@@ -10,14 +10,11 @@ from mie.ops.kv_cache import Cache
 
 
 def planes_of(cache: Cache, block_id: int) -> list[NDArray[Any]]:
-    """Return views of the elements of a block, and of the scales if there are any.
-
-    The cache is [..., N, B, Hkv, Dh], an array or a `QuantizedCache`.
-    """
+    """Return views of a block of a cache [..., N, B, Hkv, Dh], quantised or not."""
     if isinstance(cache, np.ndarray):
         return [cache[..., block_id, :, :, :]]
-    scales = [] if cache.scales is None else [cache.scales[..., block_id, :, :]]
-    return [cache.elements[..., block_id, :, :, :], *scales]
+    planes: list[NDArray[Any]] = cache.planes_of(block_id)
+    return planes
 
 
 def to_bytes(planes: Iterable[NDArray[Any]]) -> bytes:

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from mie.ops.arrays import Floats, Ints
-from mie.ops.kv_cache import QUANTIZED, slots_of
+from mie.ops.kv_cache import INT4, QUANTIZED, slots_of
+from mie.ops.weights.int4_cache import Int4Cache
 
 LARGEST = {QUANTIZED["int8"]: 127.0, QUANTIZED["fp8"]: 448.0}
 """The element that the largest magnitude of a vector maps to."""
@@ -57,9 +58,19 @@ class QuantizedCache:
         if self.scales is not None and target.scales is not None:
             target.scales[..., dst, :, :] = self.scales[..., src, :, :]
 
+    def planes_of(self, block_id: int) -> list[NDArray[Any]]:
+        """Return views of the elements of a block, and of the scales if there are any."""
+        scales = [] if self.scales is None else [self.scales[..., block_id, :, :]]
+        return [self.elements[..., block_id, :, :, :], *scales]
+
     def __getitem__(self, planes: Any) -> "QuantizedCache":
         scales = None if self.scales is None else self.scales[planes]
         return QuantizedCache(self.elements[planes], scales)
+
+
+def new_cache(shape: tuple[int, ...], dtype: np.dtype[Any]) -> QuantizedCache | Int4Cache:
+    """Return a cache of zeros of ``shape`` [..., N, B, Hkv, Dh]."""
+    return Int4Cache.zeros(shape) if dtype == INT4 else QuantizedCache.zeros(shape, dtype)
 
 
 def quantize(x: Floats, dtype: np.dtype[Any]) -> QuantizedCache:

@@ -91,28 +91,62 @@ def finish(state, out, dim):
         store_first(out + 4 * i, load(state + 64 + 4 * i) / total, dim - i)
 
 
+@kernel_function
+def slot_of(args, table, head, position):
+    """Return the place of a position among the slots of all heads."""
+    block_size = word(args, 10)
+    place = place_of(word(table, position // block_size), head, word(args, 6))
+    return place * block_size + position % block_size
+
+
+@kernel_function
+def adjacent(args, table, position, end):
+    """Return how far memory has the positions from this one on in order, at most ``end``."""
+    block_size = word(args, 10)
+    block = position // block_size + 1
+    while block * block_size < end and word(table, block) % RUN != 0:
+        if word(table, block) != word(table, block - 1) + 1:
+            break
+        block += 1
+    return min(block * block_size, end)
+
+
+@kernel_function
+def weigh(own, state, dim, start, end, first, last, scale, cap):
+    """Turn a row's scores of the keys start … end - 1 into weights, and advance its state.
+
+    It sees the positions first … last - 1. A cap of 0 is none.
+    """
+    top = everywhere(LOWEST)
+    factor = everywhere(scale)
+    for group in range(start, end, 16):
+        at = own + (group - start) * 4
+        v = load(at) * factor
+        if cap > 0:
+            v = capped(v, cap)
+        v = within(v, first - group, last - group, HIDDEN)
+        store(at, v)
+        top = larger(v, top)
+    before = number(state, 0)
+    highest = max(before, largest_of(top))
+    total, shift = everywhere(ZERO), everywhere(highest)
+    for group in range(start, end, 16):
+        at = own + (group - start) * 4
+        v = exp(load(at) - shift)
+        store(at, v)
+        total = total + v
+    old = exp1(before - highest)
+    set_number(state, 0, highest)
+    set_number(state, 1, fma1(number(state, 1), first_of(old), sum_of(total)))
+    if before != highest:
+        for i in range(64, 64 + 4 * dim, 64):
+            store(state + i, load(state + i) * old)
+
+
 def attend(fmt: Format) -> Callable[..., None]:
     """Return the kernel that attends to a cache of this format."""
     itemsize, widened = fmt.itemsize, fmt.loader()
     has_scales = fmt.largest is not None
-
-    @kernel_function
-    def slot_of(args, table, head, position):
-        """Return the place of a position among the slots of all heads."""
-        block_size = word(args, 10)
-        place = place_of(word(table, position // block_size), head, word(args, 6))
-        return place * block_size + position % block_size
-
-    @kernel_function
-    def adjacent(args, table, position, end):
-        """Return how far memory has the positions from this one on in order, at most ``end``."""
-        block_size = word(args, 10)
-        block = position // block_size + 1
-        while block * block_size < end and word(table, block) % RUN != 0:
-            if word(table, block) != word(table, block - 1) + 1:
-                break
-            block += 1
-        return min(block * block_size, end)
 
     @kernel_function
     def score(args, table, head, q, dim, rows, start, end, scores, packed):
@@ -147,37 +181,6 @@ def attend(fmt: Format) -> Callable[..., None]:
                     store(at, load(at) * scale)
 
     @kernel_function
-    def weigh(own, state, dim, start, end, first, last, scale, cap):
-        """Turn a row's scores of the keys start … end - 1 into weights, and advance its state.
-
-        It sees the positions first … last - 1. A cap of 0 is none.
-        """
-        top = everywhere(LOWEST)
-        factor = everywhere(scale)
-        for group in range(start, end, 16):
-            at = own + (group - start) * 4
-            v = load(at) * factor
-            if cap > 0:
-                v = capped(v, cap)
-            v = within(v, first - group, last - group, HIDDEN)
-            store(at, v)
-            top = larger(v, top)
-        before = number(state, 0)
-        highest = max(before, largest_of(top))
-        total, shift = everywhere(ZERO), everywhere(highest)
-        for group in range(start, end, 16):
-            at = own + (group - start) * 4
-            v = exp(load(at) - shift)
-            store(at, v)
-            total = total + v
-        old = exp1(before - highest)
-        set_number(state, 0, highest)
-        set_number(state, 1, fma1(number(state, 1), first_of(old), sum_of(total)))
-        if before != highest:
-            for i in range(64, 64 + 4 * dim, 64):
-                store(state + i, load(state + i) * old)
-
-    @kernel_function
     def add_values(args, table, head, rows, start, begin, end, scores, states, state_bytes, padded):
         """Add the weighted values begin … end - 1 to the states."""
         values, position = word(args, 2), begin
@@ -199,6 +202,22 @@ def attend(fmt: Format) -> Callable[..., None]:
                 padded // 16, 1,
             )  # fmt: skip
             position += count
+
+    @kernel_function
+    def keep(x, stride, rows, dim):
+        """Leave queries, and the sums of a part."""
+
+    return attention_of(score, add_values, keep)
+
+
+def attention_of(
+    score: Callable[..., None], add_values: Callable[..., None], turn: Callable[..., None]
+) -> Callable[..., None]:
+    """Return the kernel that attends to a cache with these parts.
+
+    ``turn`` brings queries to the axes of the keys, and the sums of a part back from the axes of
+    the values.
+    """
 
     @kernel_function
     def attend_part(
@@ -230,6 +249,7 @@ def attend(fmt: Format) -> Callable[..., None]:
             add_values(
                 args, table, head, rows, start, begin, stop, scores, states, state_bytes, padded
             )
+        turn(states + 64, state_bytes, rows, dim)
 
     @kernel_function
     def kernel(args, step, tile, scratch):
@@ -260,6 +280,7 @@ def attend(fmt: Format) -> Callable[..., None]:
                 store_first(
                     target + 4 * j, load_first(source + 4 * j, group * dim - j), group * dim - j
                 )
+        turn(queries, dim * 4, rows, dim)
         first, last = part, part
         if slot < 0:
             for row in range(rows):

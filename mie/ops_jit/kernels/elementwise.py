@@ -195,6 +195,16 @@ def place_of(block, head, all_heads):
     return place + place // RUN * RUN
 
 
+@kernel_function
+def rotate(x, cos_sin, out, half):
+    """Turn pairs of channels."""
+    for i in range(half):
+        first, second = number(x, i), number(x, half + i)
+        cos, sin = number(cos_sin, i), number(cos_sin, half + i)
+        set_number(out, i, fma1(first, cos, -(second * sin)))
+        set_number(out, half + i, fma1(second, cos, first * sin))
+
+
 def rope_write(fmt: Format) -> Callable[..., None]:
     """Return the kernel that rotates queries and keys, and writes a cache of this format.
 
@@ -204,14 +214,6 @@ def rope_write(fmt: Format) -> Callable[..., None]:
     itemsize = fmt.itemsize
     largest = np.float32(0 if fmt.largest is None else fmt.largest)
     smallest = np.float32(2.0**-100)
-
-    @kernel_function
-    def rotate(x, cos_sin, out, half):
-        for i in range(half):
-            first, second = number(x, i), number(x, half + i)
-            cos, sin = number(cos_sin, i), number(cos_sin, half + i)
-            set_number(out, i, fma1(first, cos, -(second * sin)))
-            set_number(out, half + i, fma1(second, cos, first * sin))
 
     @kernel_function
     def quantise(x, dim, scale_at):
@@ -234,6 +236,27 @@ def rope_write(fmt: Format) -> Callable[..., None]:
                 store(x + 4 * i, everywhere(np.float32(0)))
 
     @kernel_function
+    def write(x, spare, dim, elements, scales, place, offset, block_size, is_panel):
+        """Write a vector x [padded Dh], which is overwritten, to an offset of a block."""
+        padded, base = (dim + 15) // 16 * 16, place * block_size
+        own = elements + base * padded * itemsize
+        if largest > 0:
+            quantise(x, padded, scales + (base + offset) * 4)
+        target = spare if is_panel else own + offset * padded * itemsize
+        for i in range(0, padded, 16):
+            narrow(load(x + 4 * i), target + i * itemsize)
+        if is_panel:
+            first = offset // 16 * 16 * padded + offset % 16
+            for i in range(dim):
+                copy_item(spare + i * itemsize, own + (first + i * 16) * itemsize)
+
+    return rope_write_of(write)
+
+
+def rope_write_of(write: Callable[..., None]) -> Callable[..., None]:
+    """Return the kernel that rotates queries and keys, and writes vectors with ``write``."""
+
+    @kernel_function
     def kernel(args, step, tile, scratch):
         """Rotate heads, and write a cache.
 
@@ -248,7 +271,7 @@ def rope_write(fmt: Format) -> Callable[..., None]:
         end = min(word(step, rows_word), (tile + 1) * ROW_TILE)
         for i in range(0, padded, 16):
             store(scratch + 4 * i, everywhere(np.float32(0)))
-        narrowed = scratch + 4 * padded
+        spare = scratch + 4 * padded
         for row in range(tile * ROW_TILE, end):
             own = qkv + row * (heads + 2 * kv_heads) * dim * 4
             cos_sin = table + word(positions, row) * dim * 4
@@ -257,26 +280,13 @@ def rope_write(fmt: Format) -> Callable[..., None]:
             slot = word(slots, row)
             block, offset = slot // block_size, slot % block_size
             for head in range(kv_heads):
-                base = place_of(block, head, all_heads) * block_size
-                at = base * padded * itemsize
+                place = place_of(block, head, all_heads)
                 rotate(own + (heads + head) * dim * 4, cos_sin, scratch, dim // 2)
-                if largest > 0:
-                    quantise(scratch, padded, key_scales + (base + offset) * 4)
-                for i in range(0, padded, 16):
-                    narrow(load(scratch + 4 * i), narrowed + i * itemsize)
-                if block_size % 16 == 0:
-                    first, stride = offset // 16 * 16 * padded + offset % 16, 16
-                else:
-                    first, stride = offset * padded, 1
-                for i in range(dim):
-                    copy_item(narrowed + i * itemsize, keys + at + (first + i * stride) * itemsize)
+                is_panel = block_size % 16 == 0
+                write(scratch, spare, dim, keys, key_scales, place, offset, block_size, is_panel)
                 value = own + (heads + kv_heads + head) * dim * 4
                 for i in range(0, dim, 16):
                     store(scratch + 4 * i, load_first(value + 4 * i, dim - i))
-                if largest > 0:
-                    quantise(scratch, padded, value_scales + (base + offset) * 4)
-                for i in range(0, padded, 16):
-                    target = values + at + (offset * padded + i) * itemsize
-                    narrow(load(scratch + 4 * i), target)
+                write(scratch, spare, dim, values, value_scales, place, offset, block_size, False)
 
     return kernel

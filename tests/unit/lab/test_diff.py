@@ -315,8 +315,9 @@ def test_the_coarser_dtype_and_the_coarser_cache_choose_the_limit():
     assert both.of(single, single, "qkv") == QUANTIZED["int8 on both sides"].layers
     assert both.of(half, single, "qkv") == TOLERANCES["float16"].layers, "the larger of the two"
     assert one.of(single, single, "embed") == TOLERANCES["float32"].embed
-    mixed = Limits(kv_cache_dtypes=("int8", "fp8"))
-    assert mixed.of(single, single, "head") == QUANTIZED["fp8"].logits
+    for coarser in ("fp8", "int4"):
+        mixed = Limits(kv_cache_dtypes=("int8", coarser))
+        assert mixed.of(single, single, "head") == QUANTIZED[coarser].logits
     alone = Limits(kv_cache_dtypes=("auto", "int8"), isolated=True)
     assert alone.of(single, single, "paged_attention") == QUANTIZED["int8"].gates
     assert alone.of(single, single, "silu_mul") == ALONE["float32"].gates
@@ -366,10 +367,11 @@ def test_json_has_every_number_even_infinities(faulty: DiffReport):
     [
         ("qwen3_tied", "auto"),
         ("llama", "int8"),
+        ("llama", "int4"),
         *(
             pytest.param(family, stored, marks=pytest.mark.slow)
             for family in TINY
-            for stored in ("auto", "int8", "fp8")
+            for stored in ("auto", "int8", "fp8", "int4")
         ),
     ],
 )

@@ -43,6 +43,16 @@ def test_perplexity_is_that_of_an_engines_log_probabilities(tmp_path, capsys):
     assert found["mean_kl"] is None
 
 
+def test_a_rounded_cache_is_compared_with_that_of_the_dtype(tmp_path, capsys):
+    plain = evaluated(capsys, tmp_path / "text")["perplexity"]
+    found = [
+        evaluated(capsys, tmp_path / "text", "--kv-cache-dtype", stored)
+        for stored in ("int8", "fp8", "int4")
+    ]
+    assert [each["reference_perplexity"] for each in found] == [plain] * 3
+    assert 0 < found[0]["mean_kl"] < found[1]["mean_kl"] < found[2]["mean_kl"]
+
+
 def test_rounded_weights_are_compared_with_the_files(tmp_path, capsys):
     plain = evaluated(capsys, tmp_path / "text")["perplexity"]
     found = [

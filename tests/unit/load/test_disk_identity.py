@@ -68,7 +68,7 @@ def test_another_model_finds_nothing(model: Path, folder: Path, change: Callable
     assert num_cached(model, folder) == 0
 
 
-@pytest.mark.parametrize("settings", [{"block_size": 8}, {"kv_cache_dtype": "int8"}])
+@pytest.mark.parametrize("settings", [{"block_size": 8}, {"kv_cache_dtype": "int4"}])
 def test_another_setting_finds_nothing(model: Path, folder: Path, settings: dict[str, Any]):
     assert num_cached(model, folder, **settings) == 0
 

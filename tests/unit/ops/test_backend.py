@@ -16,14 +16,15 @@ from mie.ops.numpy_backend import NumpyBackend
 
 
 @pytest.mark.parametrize(
-    ("stored", "planes"), [("auto", [4 * 16]), ("int8", [16, 4]), ("fp8", [16, 4])]
+    ("stored", "planes"),
+    [("auto", [4 * 16]), ("int8", [16, 4]), ("fp8", [16, 4]), ("int4", [8, 4])],
 )
 def test_a_kv_cache_has_the_size_that_its_backend_reports(stored, planes) -> None:
-    """For each head and token with Dh 16, there are the elements, and a scale if quantised."""
+    """For each head and token with Dh 16, there are the elements, and factors if quantised."""
     backend = load_backend("numpy", config=EngineConfig(kv_cache_dtype=stored))
     shape = KVCacheShape(num_layers=2, num_blocks=3, block_size=4, num_kv_heads=5, head_dim=16)
     cache = backend.new_kv_cache(shape)
-    arrays = [cache] if stored == "auto" else [cache.elements, cache.scales]
+    arrays = [cache] if stored == "auto" else [*vars(cache).values()]
     heads_and_tokens = 2 * 2 * 3 * 4 * 5
     assert [array.nbytes for array in arrays] == [heads_and_tokens * size for size in planes]
     assert backend.kv_cache_bytes(shape) == heads_and_tokens * sum(planes)
@@ -38,6 +39,13 @@ def test_a_setting_reaches_its_backend_and_others_refuse_it() -> None:
         if "num_threads" not in SETTINGS[name]:
             with pytest.raises(ConfigError, match=f"num_threads is not a setting of the {name}"):
                 load_backend(name, config=config)
+
+
+@pytest.mark.parametrize("name", ["cupy", "cupy-emulated"])
+def test_a_gpu_refuses_a_cache_of_4_bits(name: str) -> None:
+    message = f"kv_cache_dtype 'int4' is not supported by the {name} backend .choose int8, fp8, or"
+    with pytest.raises(ConfigError, match=message):
+        load_backend(name, config=EngineConfig(kv_cache_dtype="int4"))
 
 
 # The threads of the BLAS.
