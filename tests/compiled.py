@@ -27,12 +27,14 @@ needs_numba = pytest.mark.skipif(
 LANES = 16
 CACHES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), **HALVES, **QUANTIZED}
 """The dtypes of caches' elements."""
-del CACHES["int4"]  # see test_jit_int4_cache.py
 QUICK_CACHES = ("float32", "int8")
 """The dtypes whose kernels `make test` compiles."""
 EACH_CACHE = [
-    pytest.param(name, marks=[] if name in QUICK_CACHES else [pytest.mark.slow]) for name in CACHES
+    pytest.param(name, marks=[] if name in QUICK_CACHES else [pytest.mark.slow])
+    for name in CACHES
+    if name != "int4"
 ]
+"""Caches with an element for each number. `test_jit_int4_cache.py` tests the other."""
 
 
 @functools.cache  # each keeps threads

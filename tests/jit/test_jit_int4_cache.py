@@ -15,7 +15,7 @@ from test_jit_operators import MIXED, hard_vectors, normal, same_bits, shape_of
 
 from mie.ops import attention
 from mie.ops.backend import StepBatch
-from mie.ops.kv_cache import INT4
+from mie.ops.kv_cache import INT4, head_bytes
 from mie.ops.weights.int4_cache import Int4Cache, dequantize, quantize
 
 if TYPE_CHECKING:
@@ -170,3 +170,20 @@ def test_a_nan_reaches_its_own_sequence_only():
         wanted = np.zeros_like(got)
         wanted[1, 2:, 32 * plane :] = True  # the second group of channels, if it is a value
         np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_block_that_was_exported_and_imported_has_its_bytes():
+    """Files of a disk cache keep codes and factors, and another block stays as it is."""
+    backend, shape = jit_backend(), (2, 2, 20, 16, 2, 64)
+    batch = batch_of([(1, 16 * 18)], 16)
+    source, target = (new_cache(batch, 16, 2, 64) for _ in range(2))
+    fill(source, quantize(normal(*shape)))
+    (data,) = backend.export_blocks(source, [17])
+    assert len(data) == 2 * 2 * 16 * 2 * head_bytes(INT4, 64)
+    backend.import_block(target, 3, data)
+    backend.move_blocks(target, target, [3], [19])
+    for got, wanted in zip(content_of(target), content_of(source), strict=True):
+        assert same_bits(got[:, :, 3], wanted[:, :, 17])
+        assert same_bits(got[:, :, 19], wanted[:, :, 17])
+        got[:, :, [3, 19]] = 0
+        assert not got.any()

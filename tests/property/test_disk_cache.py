@@ -122,6 +122,7 @@ class Scenario:
         self.rng, self.seen = random.Random(f"{model} {seed}"), Seen()
         self._model, self._backend, self._folder, self._plain = model, backend, folder, plain
         self._settings, self._prompts = settings_of(self.rng), prompts_of(self.rng)
+        self._settings["kv_cache_dtype"] = plain.config.kv_cache_dtype
         self._max_bytes = self.rng.choice([1 << 30, 1 << 30, 60_000])
         self._written: dict[bytes, set[bytes]] = {}
 
@@ -246,9 +247,12 @@ class Scenario:
             assert size <= self._max_bytes
 
 
-def run_scenarios(model: str, backend: str, seeds: range, folder: Path) -> Seen:
+def run_scenarios(
+    model: str, backend: str, seeds: range, folder: Path, stored: str = "auto"
+) -> Seen:
     """Run scenarios, and check that no thread and no file stays open."""
-    plain = new_engine(model, backend, enable_prefix_caching=False, max_model_len=40, num_blocks=99)
+    settings = {"max_model_len": 40, "num_blocks": 99, "kv_cache_dtype": stored}
+    plain = new_engine(model, backend, enable_prefix_caching=False, **settings)
     seen, num_open = Seen(), len(os.listdir("/proc/self/fd"))
     for seed in seeds:
         seen += Scenario(model, backend, seed, folder / str(seed), plain).run()
@@ -266,8 +270,9 @@ def test_answers_with_a_cache_on_a_disk_equal_answers_without_one(model: str, tm
 
 
 @needs_numba
-def test_log_probabilities_with_a_cache_on_a_disk_have_equal_bits(tmp_path: Path):
-    assert run_scenarios("qwen3_tied", "jit", range(3), tmp_path)["hits"]
+@pytest.mark.parametrize("stored", ["auto", "int4"])
+def test_log_probabilities_with_a_cache_on_a_disk_have_equal_bits(tmp_path: Path, stored: str):
+    assert run_scenarios("qwen3_tied", "jit", range(3), tmp_path, stored)["hits"]
 
 
 @pytest.mark.slow
