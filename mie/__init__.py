@@ -14,6 +14,7 @@ from mie.base.version import __version__ as __version__
 from mie.base.version import __version_tuple__ as __version_tuple__
 
 if TYPE_CHECKING:
+    from mie.config.adapters import LoRARequest as LoRARequest
     from mie.config.engine import EngineConfig as EngineConfig
     from mie.config.engine import RequestLimits as RequestLimits
     from mie.config.engine_args import AsyncEngineArgs as AsyncEngineArgs
@@ -57,6 +58,7 @@ _HOMES = {
     "CompletionOutput": "mie.frontend.outputs",
     "Logprob": "mie.frontend.outputs",
     "ToolCall": "mie.text.tools.definitions",
+    "LoRARequest": "mie.config.adapters",
     "EngineArgs": "mie.config.engine_args",
     "AsyncEngineArgs": "mie.config.engine_args",
     "EngineConfig": "mie.config.engine",
@@ -77,6 +79,7 @@ __all__ = [
     "EngineArgs",
     "EngineConfig",
     "LLMEngine",
+    "LoRARequest",
     "Logprob",
     "MieError",
     "PromptType",

@@ -11,7 +11,7 @@ ONE_DEVICE = (
     "device, and numactl binds the process to CPUs"
 )
 TEXT_ONLY = "mie generates text from text; run embedding, multimodal and other models with vLLM"
-LORA = "mie has no LoRA adapters; merge the adapter into the checkpoint"
+LORA = "adapters are loaded into slots in float32, and stay until they are removed"
 SPECULATION = "speculative_config says how mie speculates; drafts are looked up, without a model"
 WEIGHTS = (
     "weights are read once and stay in memory; load a new LLM from the new checkpoint, and compare "
@@ -88,9 +88,9 @@ NEUTRAL: Mapping[str, Mapping[str, str]] = {
             "skip_mm_profiling=False|*"
         ),
         LORA: (
-            "enable_lora=False fully_sharded_loras=False max_loras=1|* max_lora_rank=16|* "
-            "max_cpu_loras=None|* default_mm_loras=None enable_mixed_moe_lora_format=False "
-            "enable_moe_shared_loras=False enable_tower_connector_lora=False lora_dtype=auto "
+            "fully_sharded_loras=False max_cpu_loras=None|* default_mm_loras=None "
+            "enable_mixed_moe_lora_format=False enable_moe_shared_loras=False "
+            "enable_tower_connector_lora=False lora_dtype=auto "
             "lora_target_modules=None max_lora_cls_labels=None specialize_active_lora=False"
         ),
         SPECULATION: (
@@ -192,7 +192,7 @@ NEUTRAL: Mapping[str, Mapping[str, str]] = {
         NO_WATERMARK: "watermarking=None|False",
     },
     "calls": {
-        LORA: "lora_request=None",
+        "beams have no adapters; use generate": "lora_request=None",
         TEXT_ONLY: "mm_processor_kwargs=None|{}",
         ONE_DEVICE: (
             "data_parallel_rank=None enable_multiprocessing=False start_engine_loop=True "
@@ -225,7 +225,7 @@ text, and ``*`` allows all values.
 
 REFUSED: Mapping[str, Mapping[str, str]] = {
     "LLM LLMEngine AsyncLLM": {
-        LORA: "add_lora list_loras pin_lora remove_lora",
+        LORA: "pin_lora",
         TEXT_ONLY: (
             "encode embed classify score pooling_task pooling_io_processors reset_mm_cache "
             "reset_encoder_cache"
@@ -331,7 +331,6 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
             "ClassificationOutput ClassificationRequestOutput ScoringOutput ScoringRequestOutput "
             "PoolingParams MultiModalDataDict"
         ),
-        LORA: "LoRARequest",
         PLAIN_PROMPT: "SingletonPrompt DataPrompt EmbedsPrompt ExplicitEncoderDecoderPrompt",
         FAMILIES: "ModelRegistry",
         "run `mie serve --replicas N --ray-address auto`": "initialize_ray_cluster",
@@ -349,7 +348,7 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
         ): "sampling_params",
         "import Logprob from mie": "logprobs",
         TEXT_ONLY: "pooling_params multimodal",
-        LORA: "lora",
+        "import LoRARequest from mie": "lora",
         ONE_DEVICE: "distributed worker executor platforms",
         "run `mie serve`, or send requests to AsyncLLM": "entrypoints",
         "mie has no such helpers; use Python's or vLLM's": (

@@ -253,12 +253,16 @@ def _text_entries(found: Mapping[str, TensorEntry]) -> Mapping[str, TensorEntry]
     """Return the tensors of the text part of a larger model, by their names in a model of text."""
     if not any(_TEXT.match(name) for name in found):
         return found
-    names = {name: name for name in found if not _LEFT_OUT.fullmatch(name)}
-    for name in names:
-        if match := _TEXT.match(name):
-            is_bare = match[0] == "model.language_model." and name[match.end() :][:6] != "model."
-            names[name] = ("model." if is_bare else "") + name[match.end() :]
-    return {new: found[name] for name, new in names.items()}
+    return {text_name(name): found[name] for name in found if not _LEFT_OUT.fullmatch(name)}
+
+
+def text_name(name: str) -> str:
+    """Return a tensor's name in a model of text, from its name in a larger model."""
+    match = _TEXT.match(name)
+    if match is None:
+        return name
+    is_bare = match[0] == "model.language_model." and name[match.end() :][:6] != "model."
+    return ("model." if is_bare else "") + name[match.end() :]
 
 
 class RandomWeights(Checkpoint):

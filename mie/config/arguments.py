@@ -19,6 +19,7 @@ _METAVARS = {
     "choice": "NAME",
     "text": "NAME",
     "mapping": "JSON",
+    "list": "NAME=PATH",
 }
 
 _UNITS: Mapping[str, int] = {
@@ -112,7 +113,9 @@ def _argparse_keywords(default: object, declared: Setting) -> dict[str, Any]:
         "number": float,
         "mapping": json_object,
     }
+    several = {"nargs": "+"} if declared.kind == "list" else {}
     return {
+        **several,
         "type": types.get(declared.kind, str),
         "metavar": _METAVARS[declared.kind],
         "help": help_text,

@@ -173,6 +173,9 @@ class EngineSettings:
     activations: str = "float32"
     enforce_eager: bool = False
     gpu_memory_utilization: float = 0.9
+    enable_lora: bool = False
+    max_loras: int = 1
+    max_lora_rank: int = 16
 
 
 POLICIES = EngineSettings.SETTINGS["scheduling_policy"].choices

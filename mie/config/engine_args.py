@@ -7,11 +7,12 @@ import functools
 import inspect
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TextIO, cast
 
 from mie.base.refusals import NEUTRAL, neutral_accepted, refuses_names
+from mie.config.adapters import lora_modules_of
 from mie.config.arguments import add_neutral_names, add_settings, given
 from mie.config.engine import (
     EngineConfig,
@@ -54,6 +55,7 @@ class ModelSettings:
     download_dir: str | os.PathLike[str] | None = None
     use_tqdm_on_load: bool = True
     num_gpu_blocks_override: int | None = None
+    lora_modules: Mapping[str, str] | Sequence[str | Mapping[str, str]] | None = None
     trace: TextIO | None = None
     request_limits: RequestLimits | Mapping[str, Any] | None = None
 
@@ -80,9 +82,6 @@ if TYPE_CHECKING:
         rope_scaling: Mapping[str, Any] | None = None
         cpu_offload_gb: float = 0
         compilation_config: Any = None
-        enable_lora: bool = False
-        max_loras: int = 1
-        max_lora_rank: int = 16
         limit_mm_per_prompt: Mapping[str, Any] | None = None
         mm_processor_kwargs: Mapping[str, Any] | None = None
         max_seq_len_to_capture: int = 8192
@@ -152,7 +151,14 @@ class EngineArgs(_OftenPassed, EngineSettings, ModelSettings):
                     check_setting(name, value, default, declared)
                 value = default
             values[name] = value
+        if self.loras:
+            values["max_loras"] = max(values["max_loras"], len(self.loras))
         return EngineConfig(**values)
+
+    @property
+    def loras(self) -> dict[str, str]:
+        """The paths of the adapters that are loaded at start, by name."""
+        return lora_modules_of(self.lora_modules)
 
     @property
     def limits(self) -> RequestLimits:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-Kind = Literal["integer", "size", "number", "switch", "choice", "text", "mapping", "object"]
+Kind = Literal["integer", "size", "number", "switch", "choice", "text", "mapping", "list", "object"]
 """The kind of value. A size is an integer of bytes, and an object has no command-line option."""
 
 BACKENDS = ("jit", "numpy", "cupy", "cupy-emulated")

@@ -125,6 +125,8 @@ class Engine:
         """Maximum number of tokens of a prompt and its answer that the KV cache holds."""
         self.eos_token_ids = tuple(eos_token_ids)
         self.clock = clock
+        self.adapters: Any = None
+        """The loaded adapters (`mie.load.adapters`), or None without ``enable_lora``."""
         self._constraints = constraints
         self._requests: dict[str, Request] = {}
         self._num_requests = 0
@@ -306,11 +308,12 @@ class Engine:
         client: str | None,
         constraint: object,
         prediction: Items[int] = (),
+        adapter: int = 0,
     ) -> Request:
         """Queue a request that `check` accepted, and return it. It gets an id if it has none.
 
         ``constraint`` is the result of `new_constraint`. ``prediction`` has tokens that the output
-        may contain, for drafts.
+        may contain, for drafts. ``adapter`` is the slot of its adapter, or 0.
 
         Raises:
             RequestError: the id is in use, or the request does not fit. Nothing was added.
@@ -330,6 +333,7 @@ class Engine:
             client=client,
             prediction=prediction,
             constraint=constraint,
+            adapter=adapter,
         )
         self.scheduler.check(request)
         request.metrics.arrival_time = self.clock()

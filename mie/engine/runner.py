@@ -79,6 +79,7 @@ class ModelRunner:
         self._firsts: Ints = np.arange(0, num_tables, max_num_seqs)[:, None]
         self._num_stored: Ints = np.zeros(max_num_seqs, np.int64)
         self._last_tokens: Ints = np.zeros(max_num_seqs, np.int64)
+        self._adapters: Ints = np.zeros(max_num_seqs, np.int64)  # the slot of each row's adapter
 
     def run(self, plan: StepPlan) -> StepResult:
         """Move blocks, compute the plan's tokens and sample."""
@@ -174,6 +175,7 @@ class ModelRunner:
                 self._rows_with_history.add(new.row)
             self._num_stored[new.row] = new.num_computed
             self._last_tokens[new.row] = new.token_ids[-1]
+            self._adapters[new.row] = new.adapter
         moves = plan.moves
         for row, index, block_ids in moves.updates:
             if len(block_ids) == 1:
@@ -296,6 +298,7 @@ class ModelRunner:
             num_decodes=num_decodes,
             slots=None if self._states is None else self._slots[rows],
             fresh=None if self._states is None else seq_lens == np.diff(cu_seqlens_q),
+            adapters=self._adapters[token_rows] if self.decoder.adapters else None,
         )
 
     def _tables_of(self, rows: Ints, num_blocks: int) -> Ints:

@@ -17,6 +17,7 @@ from mie.base.stats.step import QueueState
 from mie.base.threads import call_in_thread
 from mie.checkpoint.generation import GenerationConfig
 from mie.checkpoint.tensors import num_parameters
+from mie.config.adapters import LoRARequest
 from mie.config.engine import EngineConfig
 from mie.config.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_of
 from mie.config.params.checks import check_request_id
@@ -120,6 +121,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
         client: str | None = None,
+        lora_request: LoRARequest | None = None,
         **others: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield a request's outputs as they arrive; the last one has ``finished``.
@@ -127,7 +129,8 @@ class AsyncLLM:
         ``sampling_params.output_kind`` selects the content of each output. Outputs are merged if
         the consumer is slower than the engine. Cancelling the task, or closing the generator,
         aborts the request before the next step. Under the fair policy, each ``client`` gets an
-        equal share of tokens. vLLM's other arguments are accepted as None.
+        equal share of tokens. The adapter of ``lora_request`` is loaded if necessary. vLLM's other
+        arguments are accepted as None.
 
         Raises:
             ConfigError: a parameter is unknown, or refused with the reason.
@@ -136,9 +139,11 @@ class AsyncLLM:
             EngineDeadError: the engine is dead.
         """
         refuse_options(AsyncLLM.generate, others)
-        prepared = await self.prepare(
-            prompt, sampling_params, request_id, priority=priority, client=client
-        )
+        labels: dict[str, Any] = {"priority": priority, "client": client}
+        if lora_request is not None:
+            await self.add_lora(lora_request)
+            labels["lora_request"] = lora_request
+        prepared = await self.prepare(prompt, sampling_params, request_id, **labels)
         stream = await self.add([prepared])
         try:
             while stream.num_unfinished:
@@ -162,7 +167,8 @@ class AsyncLLM:
     ) -> PreparedRequest:
         """Check and tokenize a request in a worker thread, for `add`.
 
-        ``labels`` are ``priority``, ``client``, ``cache_salt`` and ``add_special_tokens``.
+        ``labels`` are ``priority``, ``client``, ``cache_salt``, ``add_special_tokens`` and
+        ``lora_request``, whose adapter must be loaded.
         Constraints are compiled for one ``caller`` after the other. Cancelling the task ends it.
 
         Raises:
@@ -234,6 +240,18 @@ class AsyncLLM:
         """Drop all cached blocks, or return False if a request holds blocks."""
         refuse_options(AsyncLLM.reset_prefix_cache, others)
         return await self.loop.call_async(self.loop.engine.reset_prefix_cache)
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter beside running requests; see `LLMEngine.add_lora`."""
+        return await call_in_thread(self._llm.llm_engine.add_lora, lora_request)
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Refuse new requests of an adapter; see `LLMEngine.remove_lora`."""
+        return await call_in_thread(self._llm.llm_engine.remove_lora, lora_id)
+
+    async def list_loras(self) -> set[int]:
+        """Return the numbers of the loaded adapters."""
+        return self._llm.llm_engine.list_loras()
 
     async def index_vocabulary(self) -> None:
         """Prepare for structured outputs, so that the first one does not delay other requests.

@@ -8,6 +8,7 @@ from typing import Any
 
 from mie.base.refusals import refuse_options, refuses_names
 from mie.base.stats.metric import Metric
+from mie.config.adapters import LoRARequest
 from mie.config.engine_args import EngineArgs, with_arguments_of
 from mie.config.params.sampling import BeamSearchParams, RequestOutputKind, SamplingParams
 from mie.errors import ConfigError
@@ -20,6 +21,9 @@ from mie.frontend.progress import progress_bar
 from mie.load.parts import digest_of_weights
 from mie.text.messages import Message, is_batch
 from mie.text.pretrained import PretrainedTokenizer
+
+Loras = LoRARequest | Sequence[LoRARequest | None] | None
+"""The adapter of all prompts, or one for each."""
 
 
 @refuses_names
@@ -75,14 +79,16 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = True,
         *,
         priority: int | Sequence[int] | None = None,
+        lora_request: Loras = None,
         **others: Any,
     ) -> list[RequestOutput]:
         """Return the completions of all prompts in order.
 
         ``sampling_params`` is used for all prompts, or is a list with one for each. ``priority`` is
         a number, or a list with one for each prompt. Under the priority policy the lowest number
-        goes first. Ctrl-C ends all requests and frees their blocks. vLLM's other arguments are
-        accepted as None.
+        goes first. ``lora_request`` is the adapter of all prompts, or a list with one or None for
+        each. Ctrl-C ends all requests and frees their blocks. vLLM's other arguments are accepted
+        as None.
 
         Raises:
             ConfigError: a parameter is unknown, or refused with the reason.
@@ -90,7 +96,7 @@ class LLM:
         """
         refuse_options(LLM.generate, others)
         collector = self.loop.new_collector()
-        prepared = self._prepared(prompts, sampling_params, priority)
+        prepared = self._prepared(prompts, sampling_params, priority, lora_request)
         return self._finish([(self.loop.add(prepared, collector), collector)], use_tqdm)
 
     def enqueue(
@@ -99,6 +105,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int | Sequence[int] | None = None,
+        lora_request: Loras = None,
         use_tqdm: bool | Callable[..., Any] = True,
         **others: Any,
     ) -> list[str]:
@@ -109,7 +116,8 @@ class LLM:
         """
         refuse_options(LLM.enqueue, others)
         collector = self.loop.new_collector()
-        ids = self.loop.add(self._prepared(prompts, sampling_params, priority), collector)
+        prepared = self._prepared(prompts, sampling_params, priority, lora_request)
+        ids = self.loop.add(prepared, collector)
         self._enqueued.append((ids, collector))
         return ids
 
@@ -119,12 +127,14 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int | Sequence[int] | None = None,
+        lora_request: Loras = None,
         use_tqdm: bool | Callable[..., Any] = True,
         **options: Any,
     ) -> list[str]:
         """Queue conversations for `wait_for_completion`, with the options of `chat_prompt`."""
         prompts = self._chat_prompts(messages, options)
-        return self.enqueue(prompts, sampling_params, priority=priority, use_tqdm=use_tqdm)
+        labels: dict[str, Any] = {"priority": priority, "lora_request": lora_request}
+        return self.enqueue(prompts, sampling_params, use_tqdm=use_tqdm, **labels)
 
     def wait_for_completion(
         self, output_type: Any = None, *, use_tqdm: bool | Callable[..., Any] = True
@@ -148,6 +158,7 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = True,
         *,
         priority: int | Sequence[int] | None = None,
+        lora_request: Loras = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
@@ -174,10 +185,15 @@ class LLM:
             "chat_template_kwargs": chat_template_kwargs,
         }
         prompts = self._chat_prompts(messages, options)
-        return self.generate(prompts, sampling_params, use_tqdm, priority=priority)
+        labels: dict[str, Any] = {"priority": priority, "lora_request": lora_request}
+        return self.generate(prompts, sampling_params, use_tqdm, **labels)
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
     ) -> Generator[RequestOutput, None, None]:
         """Yield the output of one prompt after every token.
 
@@ -190,7 +206,9 @@ class LLM:
         """
         collector = self.loop.new_collector()
         try:
-            self.loop.add([self.prepare(prompt, sampling_params)], collector)
+            self.llm_engine.load_adapters([lora_request])
+            prepared = self.prepare(prompt, sampling_params, lora_request=lora_request)
+            self.loop.add([prepared], collector)
             finished = False
             while not finished:
                 for output in self.loop.wait(collector):
@@ -328,6 +346,7 @@ class LLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> str:
         """Queue one prompt for `step`, and return its request id.
 
@@ -337,7 +356,9 @@ class LLM:
         Raises:
             RequestError: the request could never be served; nothing was added.
         """
-        prepared = self.prepare(prompt, sampling_params, request_id=request_id, priority=priority)
+        labels: dict[str, Any] = {"request_id": request_id, "priority": priority}
+        self.llm_engine.load_adapters([lora_request])
+        prepared = self.prepare(prompt, sampling_params, lora_request=lora_request, **labels)
         return self.llm_engine.add(prepared)
 
     def step(self) -> list[RequestOutput]:
@@ -362,15 +383,22 @@ class LLM:
         return self.llm_engine.get_metrics()
 
     def _prepared(
-        self, prompts: Any, params: Any, priority: int | Sequence[int] | None
+        self,
+        prompts: Any,
+        params: Any,
+        priority: int | Sequence[int] | None,
+        lora_request: Loras = None,
     ) -> list[PreparedRequest]:
-        """Prepare the requests of one call, each with its own parameters and priority."""
+        """Prepare the requests of one call, each with its own parameters, priority and adapter."""
         each = each_prompt(prompts)
         every = one_for_each("sampling_params", params, len(each), None)
         priorities = one_for_each("priorities", priority, len(each), 0)
+        loras = one_for_each("lora_requests", lora_request, len(each), None)
+        self.llm_engine.load_adapters(loras)
+        kind = RequestOutputKind.FINAL_ONLY
         return [
-            self.prepare(prompt, own, output_kind=RequestOutputKind.FINAL_ONLY, priority=rank)
-            for prompt, own, rank in zip(each, every, priorities, strict=True)
+            self.prepare(prompt, own, output_kind=kind, priority=rank, lora_request=lora)
+            for prompt, own, rank, lora in zip(each, every, priorities, loras, strict=True)
         ]
 
     def _finish(

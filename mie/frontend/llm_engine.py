@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from mie.base.refusals import refuse_options, refuses_names
 from mie.base.stats.metric import Metric
+from mie.config.adapters import LoRARequest
 from mie.config.engine_args import EngineArgs
 from mie.config.params.checks import check_request_id
 from mie.config.params.sampling import SamplingParams
@@ -17,6 +19,7 @@ from mie.frontend.collector import Collector
 from mie.frontend.loop import EngineLoop
 from mie.frontend.outputs import Prompt, RequestOutput
 from mie.frontend.prepare import PreparedRequest, Preparer
+from mie.load.adapters import Adapters
 from mie.load.parts import LoadedModelConfig, load_parts
 from mie.text.pretrained import PretrainedTokenizer
 from mie.text.template_files import TemplateFiles
@@ -57,6 +60,8 @@ class LLMEngine:
         self.loop = EngineLoop(parts.engine, parts.tokenizer, survives_fork=survives_fork)
         self._collector = self.loop.new_collector()
         self._tokenizer: PretrainedTokenizer | None = None
+        for number, (name, path) in enumerate(engine_args.loras.items(), start=1):
+            self.add_lora(LoRARequest(name, number, path))
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, **others: Any) -> LLMEngine:
@@ -71,6 +76,7 @@ class LLMEngine:
         params: SamplingParams,
         *,
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
         **others: Any,
     ) -> str:
         """Queue one prompt for `step`, and return its request id.
@@ -82,7 +88,9 @@ class LLMEngine:
             RequestError: the request could never be served; nothing was added.
         """
         refuse_options(LLMEngine.add_request, others)
-        return self.add(self.prepare(prompt, params, request_id=request_id, priority=priority))
+        labels: dict[str, Any] = {"request_id": request_id, "priority": priority}
+        self.load_adapters([lora_request])
+        return self.add(self.prepare(prompt, params, lora_request=lora_request, **labels))
 
     def add(self, prepared: PreparedRequest) -> str:
         """Queue a prepared request for `step`, and return its request id."""
@@ -160,6 +168,48 @@ class LLMEngine:
         """Prepare a request with `Preparer.prepare`, and wait for its constraint."""
         prepared = self.preparer.prepare(prompt, params, **options)
         return self.preparer.constrained(prepared)
+
+    # Adapters.
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter, unless it is loaded, and return True.
+
+        Raises:
+            ModelError: the adapter cannot be used with this model.
+            RequestError: no slot is free, or another adapter has its name or its number.
+        """
+        adapters = self.required_adapters()
+        if adapters.find(lora_request) is None:
+            self.loop.call(partial(adapters.add, lora_request, adapters.read(lora_request)))
+        return True
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Refuse new requests of an adapter, and return whether it was loaded.
+
+        Its unfinished requests end as usual.
+        """
+        adapters = self.required_adapters()
+        for adapter in adapters:
+            if adapter.request.lora_int_id == lora_id:
+                return self.loop.call(partial(adapters.remove, adapter.request.lora_name))
+        return False
+
+    def list_loras(self) -> set[int]:
+        """Return the numbers of the loaded adapters."""
+        return {adapter.request.lora_int_id for adapter in self.required_adapters()}
+
+    def required_adapters(self) -> Adapters:
+        """Return the adapters of the engine, or raise `RequestError` if it has no slots."""
+        if self.engine.adapters is None:
+            raise RequestError("this engine has no slots for adapters (set enable_lora=True)")
+        adapters: Adapters = self.engine.adapters
+        return adapters
+
+    def load_adapters(self, requests: Iterable[LoRARequest | None]) -> None:
+        """Load the adapters of requests that are not loaded yet."""
+        for each in dict.fromkeys(requests):
+            if isinstance(each, LoRARequest):  # `Preparer.adapter` refuses anything else
+                self.add_lora(each)
 
     def _own_collector(self) -> Collector:
         if self._collector.process_id != os.getpid():  # after a fork: the requests are the parent's

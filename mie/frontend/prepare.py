@@ -14,12 +14,14 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mie.base.refusals import REFUSED
+from mie.config.adapters import LoRARequest
 from mie.config.engine import RequestLimits
 from mie.config.params.checks import check_length
 from mie.config.params.sampling import RequestOutputKind, SamplingParams, truncated
 from mie.engine.engine import Engine
-from mie.errors import ConfigError, PromptTooLongError, RequestError, shown
+from mie.errors import ConfigError, PromptTooLongError, RequestError, shown, shown_text
 from mie.frontend.outputs import Prompt
+from mie.load.adapters import Adapter, Adapters
 from mie.structured.grammars import Grammars
 from mie.text.tokenizer import Tokenizer, encode_bad_words
 
@@ -49,6 +51,8 @@ class PreparedRequest:
     """Tokens that the answer may contain, for drafts."""
     constraint: object = None
     """Constraint of the output. `Preparer.constrained` adds it."""
+    adapter: Adapter | None = None
+    """The adapter. ``cache_salt`` depends on it."""
     prompt: str | None
     """Text of the prompt, if the caller gave it."""
     output_kind: RequestOutputKind
@@ -59,6 +63,12 @@ class PreparedRequest:
 
     Otherwise the caller reads them from the request, where they take less memory.
     """
+
+    def check_adapter(self) -> None:
+        """Raise `RequestError` if the adapter was removed since the request was prepared."""
+        if self.adapter is not None and not self.adapter.is_loaded:
+            name = shown_text(self.adapter.request.lora_name)
+            raise RequestError(f"adapter {name} was removed (load it again)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +93,13 @@ class Preparer:
         client: str | None = None,
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
+        lora_request: LoRARequest | None = None,
     ) -> PreparedRequest:
         """Return the prepared request, for `constrained`.
 
         If ``output_kind`` is None, the kind of ``params`` is used. A salt in the prompt wins over
         ``cache_salt``. A text is encoded with the special tokens that the model expects, unless
-        ``add_special_tokens`` is False.
+        ``add_special_tokens`` is False. The adapter of ``lora_request`` must be loaded.
 
         Raises:
             ConfigError: a parameter is not allowed.
@@ -109,9 +120,13 @@ class Preparer:
             token_ids += self.encode(answer.before_structure, add_special_tokens=False)
         cache_salt = given.get("cache_salt", cache_salt)
         self.engine.check(token_ids, params, request_id, priority, cache_salt, client, self.limits)
+        adapter = None if lora_request is None else self.adapter(lora_request)
+        if adapter is not None:
+            cache_salt = adapter.salt(cache_salt)
         return PreparedRequest(
             token_ids=token_ids,
             params=params,
+            adapter=adapter,
             request_id=request_id,
             priority=int(priority),
             cache_salt=cache_salt,
@@ -121,6 +136,24 @@ class Preparer:
             output_kind=params.output_kind if output_kind is None else output_kind,
             form=form,
         )
+
+    def adapter(self, lora_request: LoRARequest) -> Adapter:
+        """Return the loaded adapter of a request.
+
+        Raises:
+            RequestError: it is not loaded.
+        """
+        adapters: Adapters | None = self.engine.adapters
+        if not isinstance(lora_request, LoRARequest):
+            raise RequestError(f"lora_request must be a LoRARequest; got {shown(lora_request)}")
+        if adapters is None:
+            raise RequestError("lora_request needs an engine with adapters (set enable_lora=True)")
+        adapter = adapters.find(lora_request)
+        if adapter is None:
+            raise RequestError(
+                f"adapter {shown_text(lora_request.lora_name)} is not loaded (load it first)"
+            )
+        return adapter
 
     def _prediction(self, text: object) -> list[int]:
         """Return the tokens of a predicted answer, if the engine makes drafts.

@@ -47,6 +47,7 @@ class OutputProcessor:
             check(queue_of(self._engine, prepared[0].client))
         try:
             for each in prepared:
+                each.check_adapter()
                 request = self._engine.add(
                     each.token_ids,
                     each.params,
@@ -56,6 +57,7 @@ class OutputProcessor:
                     client=each.client,
                     constraint=each.constraint,
                     prediction=each.prediction,
+                    adapter=each.adapter.slot if each.adapter else 0,
                 )
                 answer = Answer(request, each, self._tokenizer, collector.ref)
                 answers.append(answer)

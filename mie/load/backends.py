@@ -21,6 +21,9 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 }
 """Maps each backend to the settings of `EngineConfig` that not every backend has."""
 
+OF_SLOTS = ("enable_lora", "max_loras", "max_lora_rank")
+"""Settings of the slots of adapters. A backend gets them with each matrix."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ChosenBackend:
@@ -139,7 +142,8 @@ def _settings(
                 f"{setting} is not a setting of the {name} backend; it is one of "
                 f"{', '.join(declared.backends)} (leave it out)"
             )
-    values = {setting: getattr(config, setting) for setting in SETTINGS[name]}
+    own = [setting for setting in SETTINGS[name] if setting not in OF_SLOTS]
+    values = {setting: getattr(config, setting) for setting in own}
     if name in AUTO_BACKENDS and dtype in HALVES:
         if config.weight_dtype not in ("auto", dtype):
             raise ConfigError(

@@ -31,6 +31,7 @@ from mie.engine.watch.metrics import NO_DISK, EngineMetrics
 from mie.engine.watch.snapshot import scheduler_snapshot
 from mie.errors import ConfigError
 from mie.events import EventLog
+from mie.load.adapters import Adapters
 from mie.load.backends import ChosenBackend, choose_backend
 from mie.load.disk import NewStore, both, disk_tier
 from mie.load.fit import fitting_plan
@@ -44,6 +45,7 @@ from mie.memory.layers.windows import Windows
 from mie.memory.manager import KVCacheManager
 from mie.model.config import ModelConfig
 from mie.model.decoder import Decoder
+from mie.model.layers.adapters import AdapterSlots
 from mie.ops.backend import Array, Backend
 from mie.sched.scheduler import Scheduler
 from mie.sched.speculation import Drafter
@@ -160,7 +162,11 @@ def build_engine(
             tier,
             departures,
         )
-        decoder = _load_decoder(opened, chosen, plan, use_tqdm)
+        slots = None
+        if config.enable_lora:
+            sizes_of_slots = config.max_loras, config.max_lora_rank
+            slots = AdapterSlots(backend.adapters, model, *sizes_of_slots)
+        decoder = _load_decoder(opened, chosen, plan, use_tqdm, slots)
         kv_cache, host_cache = _new_caches(plan, model, backend)
         states = _new_states(plan, model, backend)
         model_runner = ModelRunner(
@@ -202,6 +208,8 @@ def build_engine(
         backend=backend.name,
     )
     engine.observers.append(PreemptionWarnings())
+    if slots is not None:
+        engine.adapters = Adapters(slots, model, config, engine)
     if tier is not None:
         mover = Mover(
             backend=backend,
@@ -282,7 +290,11 @@ def new_scheduler(
 
 
 def _load_decoder(
-    opened: OpenedModel, chosen: ChosenBackend, plan: MemoryPlan, use_tqdm: bool
+    opened: OpenedModel,
+    chosen: ChosenBackend,
+    plan: MemoryPlan,
+    use_tqdm: bool,
+    adapters: AdapterSlots | None,
 ) -> Decoder:
     with opened.weights as weights:
         if opened.config.tie_word_embeddings:
@@ -304,6 +316,7 @@ def _load_decoder(
                 progress,
                 chosen.kept_dtype,
                 plan.layout,
+                adapters,
             )
 
 

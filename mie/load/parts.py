@@ -89,6 +89,8 @@ def load_parts(args: EngineArgs) -> Parts:
 
 
 def _load_parts(args: EngineArgs) -> Parts:
+    if args.loras and not args.enable_lora:
+        raise ConfigError("lora_modules needs enable_lora=True; got False")
     directory, text_directory = _locate(args)
     files = opened(directory)
     model = load_model_config(files, args.hf_overrides)

@@ -15,6 +15,7 @@ from mie.base.resources import available_bytes
 from mie.checkpoint.tensors import expected_tensors
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, TooLittleMemoryError
+from mie.load.adapters import slot_shapes
 from mie.load.settings import check_states, effective_config
 from mie.memory.layers.window import Window
 from mie.model.config import ModelConfig
@@ -61,6 +62,8 @@ class MemoryPlan:
     max_model_len: int
     block_bytes: int
     weight_bytes: int
+    adapter_bytes: int
+    """Bytes of the slots of adapters."""
     step_bytes: int
     """Estimated bytes of the results of a full step, with attention's partial results."""
     num_states: int
@@ -97,7 +100,8 @@ class MemoryPlan:
     def left_bytes(self) -> int:
         """The bytes that all else leaves for the KV cache. Negative if it does not fit."""
         host_bytes = self.host_bytes if self.memory.is_shared else 0
-        needed = self.weight_bytes + self.step_bytes + self.num_states * self.state_bytes
+        needed = self.weight_bytes + self.adapter_bytes + self.step_bytes
+        needed += self.num_states * self.state_bytes
         return self.memory.available_bytes - needed - host_bytes
 
     @property
@@ -154,6 +158,8 @@ class MemoryPlan:
             (f"step of {self.config.max_num_batched_tokens} tokens (estimate)", self.step_bytes),
             (cache, self.num_blocks * self.block_bytes),
         ]
+        if self.adapter_bytes:
+            rows.append((f"slots of adapters, {self.config.max_loras}", self.adapter_bytes))
         if self.num_states:
             rows.append((f"{self.num_states} slots of states", self.num_states * self.state_bytes))
         if self.host_bytes and self.memory.is_shared:
@@ -191,7 +197,12 @@ def plan_memory(
     )
     size = step_size(config, model, max_model_len, layout.num_groups)
     step_bytes = backend.step_bytes(replace(size, is_quantised=bool(forms)))
-    left = max(0, memory.available_bytes - weight_bytes - step_bytes)
+    adapter_bytes = 0
+    if config.enable_lora:
+        slots = slot_shapes(config, model)
+        adapter_bytes = sum(map(backend.adapters.slot_bytes, slots))
+        step_bytes += backend.adapters.step_bytes(slots, size.num_tokens)
+    left = max(0, memory.available_bytes - weight_bytes - adapter_bytes - step_bytes)
     # One budget covers blocks and states.
     budget = min(DEFAULT_KV_CACHE_BYTES, left // 4) if memory.is_shared else left
     state_bytes = _state_bytes(model, backend)
@@ -213,6 +224,7 @@ def plan_memory(
         max_model_len=max_model_len,
         block_bytes=block_bytes,
         weight_bytes=weight_bytes,
+        adapter_bytes=adapter_bytes,
         step_bytes=step_bytes,
         num_states=num_states,
         state_bytes=state_bytes,

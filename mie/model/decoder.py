@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mie.model.config import ModelConfig, RopeConfig
+from mie.model.layers.adapters import AdapterSlots
 from mie.model.layout import CacheLayout, whole
 from mie.model.mixers import Caches
 from mie.model.rope import rope_inv_freq
@@ -30,21 +31,23 @@ class Decoder:
         progress: Callable[[int], object] = lambda num_bytes: None,
         rounded_to: np.dtype[Any] | None = None,
         layout: CacheLayout | None = None,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         """Load the weights, with rotations for positions 0 … num_positions - 1.
 
         ``progress`` is called with the number of checkpoint bytes just converted. Weights are
         rounded to the dtype ``rounded_to`` if it is given. ``layout`` is the layout of the KV
-        cache. By default its blocks have all layers.
+        cache. By default its blocks have all layers. ``adapters`` are slots for adapters.
 
         Raises:
             WeightsError: a weight is NaN or infinite, or too large for ``rounded_to``.
         """
         self.config = config
-        self.backend = backend
+        self.backend, self.adapters = backend, adapters
         self._eps = config.rms_norm_eps / (config.residual_scale * config.residual_scale)
         layout = layout or whole(config)
-        loader = Loader(config, backend, checkpoint, self._eps, progress, rounded_to, layout)
+        options = progress, rounded_to, layout, adapters
+        loader = Loader(config, backend, checkpoint, self._eps, *options)
         ropes = {rope: self._load_rope(rope, num_positions) for rope in {*config.layer_ropes}}
         self._embedding = loader.embedding("model.embed_tokens.weight")
         self._layers = [

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mie.errors import WeightsError
 from mie.model.config import ModelConfig
+from mie.model.layers.adapters import AdapterSlots
 from mie.model.layers.experts import load_experts
 from mie.model.layers.recurrent import load_recurrence
 from mie.model.layout import CacheLayout, Place
@@ -75,6 +76,7 @@ class Loader:
     progress: Callable[[int], object]
     rounded_to: np.dtype[Any] | None
     layout: CacheLayout
+    adapters: AdapterSlots | None
 
     @cached_property
     def channels(self) -> Order | None:
@@ -207,12 +209,16 @@ class Loader:
         biases = [(f"{prefix}{name}.bias", order) for name, order in parts]
         biases = [(name, order) for name, order in biases if name in shapes]
         counts = [shapes[name][0] if order is None else len(order) for name, order in weights]
-        return self.backend.load_linear(
-            (sum(counts), shapes[weights[0][0]][1]),
+        num_inputs = shapes[weights[0][0]][1]
+        loaded = self.backend.load_linear(
+            (sum(counts), num_inputs),
             self._ordered(weights),
             np.concatenate(list(self._ordered(biases))) if biases else None,
             [(count, forms.get(name)) for count, (name, _) in zip(counts, weights, strict=True)],
         )
+        if self.adapters is None:
+            return loaded
+        return self.adapters.with_slots(loaded, num_inputs, weights, counts)
 
     def _ordered(self, parts: Iterable[tuple[str, Order | None]]) -> Iterator[Rows]:
         """Yield rows of tensors in blocks. The rows in an order come as one block."""

@@ -68,6 +68,7 @@ class StepBatch:
     """Number of leading decodes. The others are chunks, even with one query. None: unknown."""
     slots: Ints | None = None  # [S]   where each sequence's recurrent states are; all differ
     fresh: Bools | None = None  # [S]  whether its states begin as zeros, whatever the slot holds
+    adapters: Ints | None = None  # [T]  the slot of each token's adapter, or 0
     num_groups: int = 1
     group: int = 0  # of a part from `by_group`
 
@@ -408,3 +409,7 @@ class Backend(Protocol):
     @property
     def recurrent(self) -> Any:
         """The operators of layers with states: an `ops.layers.operators.RecurrentOperators`."""
+
+    @property
+    def adapters(self) -> Any:
+        """The operators of adapters: an `ops.adapters.low_rank.AdapterOperators`."""

@@ -12,11 +12,16 @@ from mie.base.resources import available_bytes, available_cpus
 from mie.errors import ConfigError
 from mie.ops import attention, kv_cache, linear, norm, rope, sampling
 from mie.ops.activation import Activation, activate, sigmoid, soft_cap
+from mie.ops.adapters.numpy_adapters import NumpyAdapters
 from mie.ops.arrays import Floats, Ints, check_dtype, zeros
 from mie.ops.backend import Backend, Form, KVCacheShape, Memory, Part, Rows, StepBatch, StepSize
 from mie.ops.blas import Blas
 from mie.ops.kv_cache import Cache
+from mie.ops.layers.numpy_layers import NumpyExperts, NumpyRecurrent
 from mie.ops.sampling import RowControls
+from mie.ops.weights.block_bytes import planes_of, set_bytes, to_bytes
+from mie.ops.weights.packed import PackedMatrix
+from mie.ops.weights.quantised_cache import new_cache
 
 INVARIANT_ROWS = 4
 """Rows of every product with ``batch_invariant``.
@@ -115,8 +120,7 @@ class NumpyBackend(Backend):
 
     def weight_bytes(self, shape: tuple[int, ...], form: Form | None = None) -> int:
         if form is not None:
-            num_bytes: int = form.num_bytes(*shape)
-            return num_bytes
+            return int(form.num_bytes(*shape))
         dtype = self._matrix_dtype if len(shape) == 2 else self.dtype
         return math.prod(shape) * dtype.itemsize
 
@@ -172,8 +176,7 @@ class NumpyBackend(Backend):
 
     def tie_linear(self, embedding: Matrix) -> NumpyLinear:
         self._largest = max(self._largest, math.prod(embedding.shape))
-        is_plain = isinstance(embedding, np.ndarray)
-        return NumpyLinear(embedding.T if is_plain else embedding, None)
+        return NumpyLinear(embedding.T if isinstance(embedding, np.ndarray) else embedding, None)
 
     def load_rope(
         self, inv_freq: NDArray[np.float64], scaling: rope.FloatOrFloats, num_positions: int
@@ -184,7 +187,7 @@ class NumpyBackend(Backend):
         s = shape
         dims = (s.num_layers, 2, s.num_blocks, s.block_size, s.num_kv_heads, s.head_dim)
         if self.kv_dtype != self.dtype:
-            return self._quantised_cache(dims)
+            return new_cache(dims, self.kv_dtype)
         # Zeros, because masked slots go through a product before they are dropped.
         return zeros(dims, self.dtype)
 
@@ -282,13 +285,9 @@ class NumpyBackend(Backend):
         kv_cache.move_blocks(source, target, src, dst)
 
     def export_blocks(self, cache: Cache, block_ids: Sequence[int]) -> list[bytes]:
-        from mie.ops.weights.block_bytes import planes_of, to_bytes
-
         return [to_bytes(planes_of(cache, block_id)) for block_id in block_ids]
 
     def import_block(self, cache: Cache, block_id: int, data: bytes) -> None:
-        from mie.ops.weights.block_bytes import planes_of, set_bytes
-
         set_bytes(planes_of(cache, block_id), data)
 
     def sample(self, logits: Floats, rows: Sequence[RowControls]) -> list[int]:
@@ -302,6 +301,8 @@ class NumpyBackend(Backend):
     def run_step(self, forward: Callable[[StepBatch], Floats], batch: StepBatch) -> Floats:
         is_large = len(batch.token_ids) * self._largest >= WORTH_SHARING
         is_shared = is_large and not self.is_batch_invariant
+        if batch.adapters is not None:
+            self.adapters.slots = batch.adapters
         with self._blas.limit(self.num_threads if is_shared else 1):
             return forward(batch.with_tokens())
 
@@ -309,27 +310,19 @@ class NumpyBackend(Backend):
 
     @property
     def experts(self) -> Any:
-        from mie.ops.layers.numpy_layers import NumpyExperts
-
         return NumpyExperts(self)
 
     @property
     def recurrent(self) -> Any:
-        from mie.ops.layers.numpy_layers import NumpyRecurrent
-
         return NumpyRecurrent(self.dtype)
+
+    @cached_property
+    def adapters(self) -> Any:
+        return NumpyAdapters(self.dtype, INVARIANT_ROWS if self.is_batch_invariant else None)
 
     def _packed(
         self, shape: tuple[int, int], blocks: Iterable[Rows], parts: Sequence[Part]
     ) -> Matrix:
         """Load a matrix that has quantised parts."""
-
-        from mie.ops.weights.packed import PackedMatrix
-
         blocks, rounds = self._checked(blocks), self.activations == "int8"
         return PackedMatrix(shape, blocks, parts, self._matrix_dtype, rounds_activations=rounds)
-
-    def _quantised_cache(self, shape: tuple[int, ...]) -> Cache:
-        from mie.ops.weights.quantised_cache import new_cache
-
-        return new_cache(shape, self.kv_dtype)

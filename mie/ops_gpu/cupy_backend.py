@@ -429,3 +429,7 @@ class CupyBackend(Backend):
     @property
     def recurrent(self) -> CupyRecurrent:
         return self._recurrent
+
+    @property
+    def adapters(self) -> Any:
+        raise ConfigError(f"the {self.name} backend has no adapters (use backend='jit')")

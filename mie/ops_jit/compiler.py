@@ -78,6 +78,7 @@ def host_cpu() -> Cpu:
 def kernel_named(name: str, cpu: Cpu) -> Any:
     """Return a kernel's Numba function, such as "linear[bfloat16]". This imports Numba."""
     from mie.ops_jit.kernels import (
+        adapters,
         attention,
         elementwise,
         experts,
@@ -107,7 +108,7 @@ def kernel_named(name: str, cpu: Cpu) -> Any:
         return vars(module)[base](FORMATS[dtype], dot_of(FORMATS[dtype], cpu))
     if dtype == "int4":
         return vars(int4_cache)[base]()
-    modules = (elementwise, attention, experts, recurrent, logits, team)
+    modules = (elementwise, attention, experts, recurrent, logits, adapters, team)
     found = next(vars(module)[base] for module in modules if base in vars(module))
     return found(FORMATS[dtype]) if dtype else found
 

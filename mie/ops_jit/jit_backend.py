@@ -21,6 +21,7 @@ from mie.ops.sampling import RowControls
 from mie.ops.weights.block_bytes import set_bytes, to_bytes
 from mie.ops.weights.quantised import Form, Part, QuantisedRows, Rows, dequantise
 from mie.ops_jit import layout
+from mie.ops_jit.adapters import JitAdapters
 from mie.ops_jit.environment import version_of
 from mie.ops_jit.experts import JitExperts
 from mie.ops_jit.kernel_cache import kernel_names
@@ -366,3 +367,7 @@ class JitBackend(Backend):
     @property
     def recurrent(self) -> JitRecurrent:
         return JitRecurrent(self.recorder)
+
+    @property
+    def adapters(self) -> JitAdapters:
+        return JitAdapters(self.recorder)

@@ -13,7 +13,9 @@ ITEMS, MERGES, PARTIALS = range(14, 17)
 NUM_EXPERT_ITEMS = 17
 """The number of items of a layer's experts. A kernel writes it for the kernels that follow."""
 STATE_SLOTS, FRESH = 18, 19
-HEADER_WORDS = 20
+NUM_ADAPTED, ADAPTED = 20, 21
+"""The number of tokens with an adapter, and the address of their pairs of token and slot."""
+HEADER_WORDS = 22
 
 LANES = 16
 """Numbers of a vector, and outputs of a panel."""
@@ -66,6 +68,10 @@ PART = 512
 ITEM_WORDS = 8
 PAIR_WORDS, EXPERT_ITEM_WORDS = 2, 3
 """Words of a pair of a token and an expert, and of an item of an expert's rows."""
+SLOT_WORDS = 2
+"""Words of a pair of a token and the slot of its adapter."""
+ADAPTED_TILE, EXPAND_SHARES = 4, 4
+"""Pairs of a tile of an adapter's products, and shares of the outputs of the second product."""
 
 # Words of an instruction. Its arguments follow.
 KERNEL, TILE_COUNT, TILE_SIZE, TILE_FACTOR = range(4)

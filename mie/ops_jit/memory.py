@@ -22,7 +22,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -50,6 +50,9 @@ from mie.ops_jit.layout import (
     rounding_of,
     words_of_block,
 )
+
+if TYPE_CHECKING:
+    from mie.ops_jit.adapters import Slots
 
 CHUNK = 32 << 20
 """Bytes that are mapped at a time. They take memory where they are written."""
@@ -164,6 +167,8 @@ class JitMatrix:
     shape: tuple[int, int]
     segments: Sequence[Panels]
     bias: Floats | None
+    slots: Slots | None = None
+    """Slots of adapters, if the engine has some."""
 
     @property
     def arrays(self) -> Sequence[NDArray[Any]]:
@@ -173,6 +178,8 @@ class JitMatrix:
 
 class ExpertMatrices:
     """The matrices [N, K] of a layer's experts: the addresses of their segments and biases."""
+
+    slots = None  # adapters of experts are refused
 
     def __init__(self, matrices: Sequence[JitMatrix]) -> None:
         self.matrices = matrices

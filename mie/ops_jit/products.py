@@ -3,6 +3,7 @@
 from mie.base.arithmetic import ceil_div
 from mie.ops.activation import ACTIVATIONS, Activation
 from mie.ops.weights.integer import ACTIVATION_GROUP
+from mie.ops_jit.adapters import add_adapters
 from mie.ops_jit.layout import (
     BLOCK_ROWS,
     LANES,
@@ -37,6 +38,8 @@ def multiply(
             items,
         )  # fmt: skip
         first += panels.shape[0]
+    if weight.slots is not None:
+        add_adapters(recorder, x, weight.slots, out)
     return out
 
 
@@ -50,7 +53,8 @@ def multiply_gated(
     """Record a product with gate and up, and the activation while the sums are in the cache."""
     program, rows, width = recorder.program, x.storage.rows, weight.shape[0] // 2
     panels, *others = weight.segments
-    if others or width % LANES:  # the second half does not begin with a panel
+    # The second half may not begin with a panel. Adapters change gate and up before they meet.
+    if others or width % LANES or weight.slots is not None:
         return activate(recorder, multiply(recorder, x, weight, items=items), activation)
     out, num_groups = program.value(rows, width), ceil_div(width, LANES * PANELS)
     program.need_scratch(2 * SUMS_BYTES + panels.widened_bytes)

@@ -42,6 +42,10 @@ class StepHeader:
         if batch.slots is not None and batch.fresh is not None:
             self.point(layout.STATE_SLOTS, batch.slots)
             self.point(layout.FRESH, batch.fresh.astype(np.int64))
+        if batch.adapters is not None:
+            pairs = pairs_of(batch.adapters)
+            self.words[layout.NUM_ADAPTED] = len(pairs)
+            self.point(layout.ADAPTED, pairs)
         items, merges, num_partials = attention_items(batch, num_heads // num_kv_heads)
         self.words[layout.NUM_ITEMS], self.words[layout.NUM_MERGES] = len(items), len(merges)
         self.point(layout.ITEMS, items)
@@ -50,6 +54,14 @@ class StepHeader:
         if size > self._partials.size:
             self._partials = zeros((size,), np.float32)
         self.words[layout.PARTIALS] = address(self._partials)
+
+
+def pairs_of(adapters: Ints) -> NDArray[np.int64]:
+    """Return [pairs, 2]: each token with an adapter, and the index of its slot, slot by slot."""
+    tokens = np.flatnonzero(adapters)
+    slots = adapters[tokens] - 1
+    order = np.argsort(slots, kind="stable")
+    return np.stack([tokens[order], slots[order]], axis=1)
 
 
 def attention_scratch(group: int, head_dim: int) -> int:

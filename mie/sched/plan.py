@@ -25,6 +25,8 @@ class NewRow:
     banned_ids: tuple[int, ...]
     """Banned until ``params.min_tokens`` tokens are generated."""
     draw_key: tuple[int, int]
+    adapter: int = 0
+    """The slot of its adapter, or 0."""
 
 
 @dataclass(frozen=True, kw_only=True)

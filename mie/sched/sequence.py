@@ -45,6 +45,8 @@ class Request:
     """Who sent it. Under the "fair" policy, each client gets its share."""
     prediction: Items[int] = ()
     """Tokens that its output may contain, for drafts. They change no token."""
+    adapter: int = 0
+    """The slot of its adapter, or 0."""
     constraint: object = None
     """An object that keeps the grammar of its output compiled, or None."""
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
@@ -252,6 +254,7 @@ class Sequence:
             params=self.request.params,
             banned_ids=tuple(sorted(self.end_token_ids)),
             draw_key=self.request.draw_key,
+            adapter=self.request.adapter,
         )
 
     @property

@@ -124,6 +124,8 @@ def arguments_of(name: str, declared: Setting) -> list[str]:
         return [option(name)]
     if declared.kind == "mapping":
         return [option(name), "{}"]
+    if declared.kind == "list":
+        return [option(name), "poet=path"]
     return [option(name), *VALUES.get(declared.kind, (declared.choices or ("x",))[-1:])]
 
 

@@ -46,6 +46,11 @@ OF_OBJECTS = {
     "LLMEngine": ("model_config",),
 }
 """Attributes that only an object has."""
+WITH_ADAPTERS = (
+    *("LLM.generate", "LLM.chat", "LLM.enqueue", "LLM.enqueue_chat"),
+    *("LLMEngine.add_request", "AsyncLLM.generate"),
+)
+"""Methods whose requests may have an adapter."""
 
 
 def class_of(owner: str) -> Any:
@@ -59,7 +64,10 @@ def neutral(owner: str) -> Mapping[str, Neutral]:
     class_name, _, method = owner.partition(".")
     if owner == "LLM.__init__":
         return NEUTRAL["EngineArgs"]
-    return NEUTRAL.get(class_name if method in ("", "from_optional") else "calls", {})
+    found = dict(NEUTRAL.get(class_name if method in ("", "from_optional") else "calls", {}))
+    if owner in WITH_ADAPTERS:
+        del found["lora_request"]
+    return found
 
 
 def has(owner: str, name: str) -> bool:
@@ -431,9 +439,9 @@ def test_an_engine_has_vllms_members(llm: LLM):
     with pytest.raises(RequestError, match="request_ids must be a string or a list; got 7"):
         engine.abort_request(7)  # type: ignore[arg-type]  # as a caller might
     names = (  # "from_engine_args" is in `CALLS`
-        "abort_request add_request from_engine_args get_metrics get_num_unfinished_requests "
-        "get_supported_tasks get_tokenizer has_unfinished_requests model_config "
-        "reset_prefix_cache step tokenizer"
+        "abort_request add_lora add_request from_engine_args get_metrics "
+        "get_num_unfinished_requests get_supported_tasks get_tokenizer has_unfinished_requests "
+        "list_loras model_config remove_lora reset_prefix_cache step tokenizer"
     )
     assert running("LLMEngine") == {*names.split()}
 
@@ -497,7 +505,14 @@ def test_an_async_llm_has_vllms_members(llm: LLM):
             await engine.abort("1")
             last = [each async for each in stream][-1:]
             await engine.check_health()
+            with pytest.raises(RequestError, match="set enable_lora=True"):
+                await engine.add_lora(mie.LoRARequest("poet", 1, "nothing"))
+            with pytest.raises(RequestError, match="set enable_lora=True"):
+                await engine.remove_lora(1)
+            with pytest.raises(RequestError, match="set enable_lora=True"):
+                await engine.list_loras()
             return {
+                **dict.fromkeys(("add_lora", "remove_lora", "list_loras"), True),
                 "abort": first.finished or last[0].finished,
                 "check_health": True,
                 "dead_error": engine.dead_error is None,

@@ -194,7 +194,7 @@ def test_chat_takes_vllms_parameters(llm):
     [
         ({"chat_templat": "x"}, r"no parameter 'chat_templat'; did you mean 'chat_template'"),
         ({"enable_thinking": True}, "variables of the template go into chat_template_kwargs"),
-        ({"lora_request": "x"}, "lora_request is not supported: .*; got 'x'"),
+        ({"lora_request": "x"}, "lora_request must be a LoRARequest; got 'x'"),
         ({"continue_final_message": True}, "exclude each other"),
         ({"chat_template_content_format": "xml"}, "must be one of 'auto', 'string', 'openai'"),
         ({"chat_template_kwargs": {"tools": 1}}, "tools is a separate parameter"),

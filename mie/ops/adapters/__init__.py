@@ -1,0 +1,1 @@
+"""Low-rank changes of matrices: LoRA adapters, and the contract of backends that have them."""
