@@ -18,20 +18,12 @@ import pytest
 from mie.errors import RequestError
 from mie.text.tools.forced import new_parser
 from mie.text.tools.formats import HARMONY, AnswerFormat
-from mie.text.tools.table import (
-    CALLS,
-    MISTRAL_NAMED,
-    THINK,
-    call_format,
-    reasoning_tags,
-    writes_tools,
-)
+from mie.text.tools.table import CALLS, REASONING, call_format, reasoning_tags, writes_tools
 from scripts.scoreboard.inputs import read_table
 from scripts.scoreboard.suites._reference_templates import render
 
 FACTS = json.loads((Path(__file__).parents[2] / "data/tool_answers.json").read_text("utf-8"))
-FORMATS = {**CALLS, "mistral [ARGS]": MISTRAL_NAMED}
-DISTINCT = {form: name for name, form in reversed(FORMATS.items()) if form != HARMONY}
+DISTINCT = {form: name for name, form in reversed(CALLS.items()) if form != HARMONY}
 BARE = ("pythonic", "xlam", "glm4")
 """Formats in which a call begins the answer, because it has no tag."""
 
@@ -49,9 +41,8 @@ def read(form: AnswerFormat, *pieces: str) -> Found:
 
 
 def form_of(name: str) -> AnswerFormat:
-    tools = FACTS["tools"]
-    calls = FORMATS[name]
-    return AnswerFormat(reasoning=THINK, calls=calls, names=frozenset(tools), schemas=tools)
+    tools, tags = FACTS["tools"], REASONING["qwen3"]
+    return AnswerFormat(reasoning=tags, calls=CALLS[name], names=frozenset(tools), schemas=tools)
 
 
 def facts_of(name: str) -> Iterator[tuple[str, Found]]:
@@ -66,7 +57,7 @@ def facts_of(name: str) -> Iterator[tuple[str, Found]]:
 
 
 def test_each_format_has_twenty_facts_or_more():
-    assert {FORMATS[name] for name in FACTS["answers"]} == {*DISTINCT}
+    assert {CALLS[name] for name in FACTS["answers"]} == {*DISTINCT}
     assert len(DISTINCT) >= 40
     for name in FACTS["answers"]:
         assert len({text for text, _ in facts_of(name)}) >= 20

@@ -15,19 +15,18 @@ from mie.config.engine_args import EngineArgs
 from mie.config.params.structured import StructuredOutputsParams
 from mie.config.settings import settings_of
 from mie.errors import RequestError
-from mie.text.tools import table
 from mie.text.tools.definitions import MOST_TOOLS, tool_choice_of
 from mie.text.tools.families import FAMILY_FORMATS
 from mie.text.tools.forced import new_parser, parts_of
 from mie.text.tools.formats import ANALYSIS, HARMONY, AnswerFormat, CallFormat
 from mie.text.tools.response_template import calls_in
-from mie.text.tools.table import CALLS, call_format, reasoning_tags
+from mie.text.tools.table import CALLS, HERMES, REASONING, call_format, reasoning_tags
 from mie.text.tools.written import written
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "data/answers.json").read_text("utf-8"))
 TOOLS = frozenset({"weather", "add"})
-FORMATS = {**CALLS, "mistral [ARGS]": table.MISTRAL_NAMED}
-DISTINCT = [*{form: name for name, form in reversed(FORMATS.items())}.values()]
+THINK = REASONING["qwen3"]
+DISTINCT = [*{form: name for name, form in reversed(CALLS.items())}.values()]
 """The names of formats that differ from each other."""
 GRAMMAR = StructuredOutputsParams(grammar='start: "x"')  # only its presence matters to a parser
 
@@ -43,7 +42,7 @@ def read(form: AnswerFormat, pieces: list[str]) -> Any:
 
 
 def form_of(calls: CallFormat, **more: Any) -> AnswerFormat:
-    return AnswerFormat(reasoning=table.THINK, calls=calls, names=TOOLS, **more)
+    return AnswerFormat(reasoning=THINK, calls=calls, names=TOOLS, **more)
 
 
 def named(found: Any) -> list[tuple[str, Any]]:
@@ -57,7 +56,7 @@ def named(found: Any) -> list[tuple[str, Any]]:
     "case", GOLDEN["cases"], ids=[f"{c['format']} {i}" for i, c in enumerate(GOLDEN["cases"])]
 )
 def test_answers_are_read_as_transformers_reads_them(case: dict[str, Any]):
-    calls = FORMATS.get(case["format"]) or calls_in(GOLDEN["templates"][case["format"]])
+    calls = CALLS.get(case["format"]) or calls_in(GOLDEN["templates"][case["format"]])
     reasoning, content, found, num_unparsed = read(form_of(calls), list(case["text"]))
     message = case["message"]
     assert reasoning == message.get("thinking", "")
@@ -80,7 +79,7 @@ FRAGMENTS = [
 
 def answers_of(name: str) -> st.SearchStrategy[str]:
     """Return answers of pieces that mean something in a format."""
-    form, calls = FORMATS[name], [("add", '{"a": "b"}'), ("weather", "{}")]
+    form, calls = CALLS[name], [("add", '{"a": "b"}'), ("weather", "{}")]
     if form == HARMONY:  # test_channels.py has its headers, which are never text
         return st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join)
     whole = written(calls, form)
@@ -100,7 +99,7 @@ def answers_of(name: str) -> st.SearchStrategy[str]:
 )
 def test_how_an_answer_is_cut_changes_nothing(name, data, cuts, begins, more, lacks):
     form = form_of(
-        FORMATS[name], begins_with="<think>" * begins, may_repeat=more, may_lack_open=lacks
+        CALLS[name], begins_with="<think>" * begins, may_repeat=more, may_lack_open=lacks
     )
     check_cuts(form, data.draw(answers_of(name)), cuts)
 
@@ -118,19 +117,19 @@ def check_cuts(form: AnswerFormat, text: str, cuts: list[int]) -> None:
     [("<think>a</think> <tool_call>{", [3, 20], False), ("a</think> <think>b", [3], True)],
 )
 def test_cuts_that_were_wrong_once(text: str, cuts: list[int], lacks: bool):
-    check_cuts(form_of(table.HERMES, may_lack_open=lacks), text, cuts)
+    check_cuts(form_of(HERMES, may_lack_open=lacks), text, cuts)
 
 
 def test_a_closing_tag_inside_a_call_without_tags_ends_nothing():
     text = '{"name": "add", "parameters": {"a": "</think>"}}'
-    form = form_of(table.LLAMA3, may_lack_open=True)
+    form = form_of(CALLS["llama3_json"], may_lack_open=True)
     check_cuts(form, text, [30])
     assert named(read(form, [text])) == [("add", {"a": "</think>"})]
 
 
 @given(name=st.sampled_from(DISTINCT), data=st.data())
 def test_no_call_is_invented_and_no_text_is_lost(name: str, data: st.DataObject):
-    form = AnswerFormat(calls=FORMATS[name], names=TOOLS)
+    form = AnswerFormat(calls=CALLS[name], names=TOOLS)
     text = data.draw(answers_of(name))
     _, content, calls, _ = found = read(form, [text])
     for tool, arguments in named(found):
@@ -170,42 +169,42 @@ NOT_CALLS = {
 @pytest.mark.parametrize("text", NOT_CALLS.values(), ids=NOT_CALLS)
 def test_what_is_no_call_stays_text_and_is_counted(text: str):
     answer = f"See: <tool_call>{text}"
-    assert read(form_of(table.HERMES), [answer]) == ("", answer, [], 1)
+    assert read(form_of(HERMES), [answer]) == ("", answer, [], 1)
     closed = f"{answer}</tool_call>"
-    assert read(form_of(table.HERMES), [closed]) == ("", closed, [], 1)
+    assert read(form_of(HERMES), [closed]) == ("", closed, [], 1)
 
 
 def test_a_call_without_its_closing_tag_is_one_only_at_the_end():
     call = '<tool_call>{"name": "add", "arguments": {}}'
-    assert len(read(form_of(table.HERMES), [call])[2]) == 1
-    assert len(read(form_of(table.HERMES), [f"{call} </tool_"])[2]) == 1
+    assert len(read(form_of(HERMES), [call])[2]) == 1
+    assert len(read(form_of(HERMES), [f"{call} </tool_"])[2]) == 1
     for rest in ("\nSo.", "<tool_call>", "</tool>"):
-        assert read(form_of(table.HERMES), [call + rest])[2] == []
+        assert read(form_of(HERMES), [call + rest])[2] == []
 
 
 def test_at_most_one_call_without_parallel_calls():
     call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
-    _, content, calls, num_unparsed = read(form_of(table.HERMES, may_repeat=False), [call + call])
+    _, content, calls, num_unparsed = read(form_of(HERMES, may_repeat=False), [call + call])
     assert (content, len(calls), num_unparsed) == (call, 1, 1)
     pair = '[TOOL_CALLS][{"name": "add", "arguments": {}}, {"name": "add", "arguments": {}}]'
-    assert read(form_of(table.MISTRAL, may_repeat=False), [pair])[2] == []
+    assert read(form_of(CALLS["mistral"], may_repeat=False), [pair])[2] == []
 
 
 def test_a_closing_tag_inside_an_argument_ends_nothing():
     text = '<tool_call>{"name": "add", "arguments": {"a": "</tool_call>"}}</tool_call>'
-    assert named(read(form_of(table.HERMES), [text])) == [("add", {"a": "</tool_call>"})]
+    assert named(read(form_of(HERMES), [text])) == [("add", {"a": "</tool_call>"})]
 
 
 OPENINGS = ["", " ", "\n", "<think>", "\n<think>\n", "<think><think>", "<think>\n\n<think>"]
 
 
-@pytest.mark.parametrize("calls", [None, table.HERMES, table.LLAMA3])
+@pytest.mark.parametrize("calls", [None, HERMES, CALLS["llama3_json"]])
 @pytest.mark.parametrize("begins", [False, True])
 @pytest.mark.parametrize("opening", OPENINGS)
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_reasoning_may_lack_its_opening_tag_or_have_it_twice(calls, begins, opening, size):
     form = AnswerFormat(
-        reasoning=table.THINK,
+        reasoning=THINK,
         calls=calls,
         names=TOOLS,
         begins_with="<think>" * begins,
@@ -229,8 +228,8 @@ def test_reasoning_may_lack_its_opening_tag_or_have_it_twice(calls, begins, open
     ],
 )
 def test_a_closing_tag_elsewhere_moves_no_text(text: str):
-    lacking = form_of(table.HERMES, may_lack_open=True)
-    assert read(lacking, [text]) == read(form_of(table.HERMES), [text])
+    lacking = form_of(HERMES, may_lack_open=True)
+    assert read(lacking, [text]) == read(form_of(HERMES), [text])
     assert read(lacking, list(text)) == read(lacking, [text])
 
 
@@ -259,10 +258,10 @@ def test_hostile_values_stay_text(value: str):
 
 def test_reasoning_is_at_the_beginning_or_nowhere():
     late = "I write <think>x</think>."
-    assert read(form_of(table.HERMES), [late])[:2] == ("", late)
-    cut = read(form_of(table.HERMES), ["<think>Hm", " ... "])
+    assert read(form_of(HERMES), [late])[:2] == ("", late)
+    cut = read(form_of(HERMES), ["<think>Hm", " ... "])
     assert cut[:2] == ("Hm ...", "")
-    begun = form_of(table.HERMES, begins_with="<think>")
+    begun = form_of(HERMES, begins_with="<think>")
     assert read(begun, ["Hm.</thi", "nk>\n\nSo."])[:2] == ("Hm.", "So.")
 
 
@@ -270,7 +269,7 @@ def test_reasoning_is_at_the_beginning_or_nowhere():
 
 
 @given(
-    name=st.sampled_from([each for each in DISTINCT if FORMATS[each].is_streamed]),
+    name=st.sampled_from([each for each in DISTINCT if CALLS[each].is_streamed]),
     calls=st.lists(
         st.tuples(st.sampled_from(sorted(TOOLS)), st.dictionaries(st.text(), VALUES)),
         min_size=1,
@@ -279,13 +278,13 @@ def test_reasoning_is_at_the_beginning_or_nowhere():
     cut=st.integers(0, 300),
 )
 def test_forced_calls_are_read_while_they_come_and_as_free_ones(name: str, calls: Any, cut: int):
-    text = written([(tool, json.dumps(arguments)) for tool, arguments in calls], FORMATS[name])
-    forced = form_of(FORMATS[name], structured_outputs=GRAMMAR)
+    text = written([(tool, json.dumps(arguments)) for tool, arguments in calls], CALLS[name])
+    forced = form_of(CALLS[name], structured_outputs=GRAMMAR)
     found = read(forced, [text])
     assert named(found) == calls
     assert read(forced, list(text)) == found
     assert read(forced, [text[:cut], text[cut:]]) == found
-    assert named(read(form_of(FORMATS[name]), [text])) == calls
+    assert named(read(form_of(CALLS[name]), [text])) == calls
     begun = read(forced, [text[:cut]])[2]  # an answer that was cut
     for (_, _, tool, arguments), (_, _, whole, all_arguments) in zip(begun, found[2], strict=False):
         assert tool == whole
@@ -315,7 +314,7 @@ SCHEMA = {
 
 
 @given(
-    name=st.sampled_from([each for each in DISTINCT if not FORMATS[each].is_streamed]),
+    name=st.sampled_from([each for each in DISTINCT if not CALLS[each].is_streamed]),
     calls=st.lists(
         st.tuples(st.sampled_from(sorted(TOOLS)), st.fixed_dictionaries({}, optional=dict(TYPES))),
         min_size=1,
@@ -323,9 +322,9 @@ SCHEMA = {
     ),
 )
 def test_calls_between_tags_come_back_with_their_types(name: str, calls: Any):
-    text = written([(tool, json.dumps(arguments)) for tool, arguments in calls], FORMATS[name])
+    text = written([(tool, json.dumps(arguments)) for tool, arguments in calls], CALLS[name])
     for more in ({}, {"structured_outputs": GRAMMAR}):
-        form = form_of(FORMATS[name], schemas=dict.fromkeys(TOOLS, SCHEMA), **more)
+        form = form_of(CALLS[name], schemas=dict.fromkeys(TOOLS, SCHEMA), **more)
         found = read(form, [text])
         assert named(found) == calls
         assert found[1] == ""
@@ -373,22 +372,22 @@ TEMPLATE = GOLDEN["templates"]["hermes"]
 @pytest.mark.parametrize(
     ("parser", "template", "declared", "expected"),
     [
-        ("auto", "{{ tools }} <tool_call>", None, table.HERMES),
-        ("auto", "{{ tools }} <|python_tag|>", None, table.LLAMA3),
-        ("auto", '{{ tools }} <|start_header_id|> "parameters": ', None, table.LLAMA3),
-        ("auto", "{{ tools }} [TOOL_CALLS]", None, table.MISTRAL),
-        ("auto", "{{ tools }} [TOOL_CALLS] [ARGS]", None, table.MISTRAL_NAMED),
-        ("mistral", "{{ tools }} [ARGS]", None, table.MISTRAL_NAMED),
-        ("hermes", "{{ tools }}", TEMPLATE, table.HERMES),
+        ("auto", "{{ tools }} <tool_call>", None, HERMES),
+        ("auto", "{{ tools }} <|python_tag|>", None, CALLS["llama3_json"]),
+        ("auto", '{{ tools }} <|start_header_id|> "parameters": ', None, CALLS["llama3_json"]),
+        ("auto", "{{ tools }} [TOOL_CALLS]", None, CALLS["mistral"]),
+        ("auto", "{{ tools }} [TOOL_CALLS] [ARGS]", None, CALLS["mistral_v11"]),
+        ("mistral", "{{ tools }} [ARGS]", None, CALLS["mistral_v11"]),
+        ("hermes", "{{ tools }}", TEMPLATE, HERMES),
         ("auto", "{{ tools }} [TOOL_CALLS]", TEMPLATE, calls_in(TEMPLATE)),
         ("hf", "{{ tools }}", TEMPLATE, calls_in(TEMPLATE)),
-        ("auto", "{{ tools }} <tool_call>", {"fields": {}}, table.HERMES),
+        ("auto", "{{ tools }} <tool_call>", {"fields": {}}, HERMES),
         ("auto", "{{ tools }} respond with <|tool_call|> and a list", None, CALLS["granite"]),
         ("auto", "{{ tools }} as functools[…]", None, CALLS["phi4_mini_json"]),
         ("auto", "{{ tools }} <tool_calls>[…]</tool_calls>", None, CALLS["hunyuan_a13b"]),
         ("auto", "{{ tools }} <|channel|>", None, HARMONY),
-        ("auto", "{{ messages }}", None, table.HERMES),  # which a system message states
-        ("mistral", "{{ messages }}", None, table.MISTRAL),
+        ("auto", "{{ messages }}", None, HERMES),  # which a system message states
+        ("mistral", "{{ messages }}", None, CALLS["mistral"]),
     ],
 )
 def test_the_format_of_calls(parser: str, template: str, declared: Any, expected: CallFormat):
@@ -416,15 +415,15 @@ def test_a_format_that_is_not_known_is_refused(parser, template, declared, messa
 def test_a_family_has_its_format_unless_the_template_shows_another():
     phi, glm = FAMILY_FORMATS["Phi3ForCausalLM"], FAMILY_FORMATS["Glm4ForCausalLM"]
     assert call_format("auto", "<|tool|>{{ tools }}", None, phi) == CALLS["phi4_mini_json"]
-    assert call_format("auto", "{{ tools }} <tool_call>", None, phi) == table.HERMES
+    assert call_format("auto", "{{ tools }} <tool_call>", None, phi) == HERMES
     assert call_format("auto", "{{ messages }}", None, phi) == CALLS["phi4_mini_json"]
     assert call_format("auto", "{{ messages }}", None, glm) == CALLS["glm4"]
     assert call_format("auto", "{{ tools }}", TEMPLATE, phi) == calls_in(TEMPLATE)
-    assert call_format("auto", "{{ tools }} <tool_call>", None, glm) == table.HERMES
+    assert call_format("auto", "{{ tools }} <tool_call>", None, glm) == HERMES
     assert call_format("auto", "{{ tools }}", None, glm) == CALLS["glm4"]
     assert reasoning_tags("auto", "", None, phi) is None
     olmo = FAMILY_FORMATS["Olmo3ForCausalLM"]
-    assert reasoning_tags("auto", "<think>", None, olmo) == table.THINK
+    assert reasoning_tags("auto", "<think>", None, olmo) == THINK
     assert reasoning_tags("none", "<think>", None, olmo) is None
 
 
@@ -432,31 +431,31 @@ def test_the_table_of_families_has_names_that_exist():
     assert FAMILY_FORMATS.keys() <= FAMILIES.keys()
     for family in FAMILY_FORMATS.values():
         assert family.calls is None or family.calls in CALLS
-        assert family.reasoning is None or family.reasoning in table.REASONING
+        assert family.reasoning is None or family.reasoning in REASONING
     choices = {name: {*row.choices} for name, _, row in settings_of(EngineArgs)}
     assert choices["tool_call_parser"] == {*CALLS, "auto", "hf", "none"}
-    assert choices["reasoning_parser"] == {*table.REASONING, "auto", "hf", "none"}
+    assert choices["reasoning_parser"] == {*REASONING, "auto", "hf", "none"}
 
 
 @pytest.mark.parametrize(
     ("parser", "template", "declared", "expected"),
     [
         ("none", "</think>", TEMPLATE, None),
-        ("qwen3", "", None, table.THINK),
-        ("auto", "content.split('</think>')", None, table.THINK),
-        ("auto", "[THINK][/THINK]", None, table.REASONING["mistral"]),
+        ("qwen3", "", None, THINK),
+        ("auto", "content.split('</think>')", None, THINK),
+        ("auto", "[THINK][/THINK]", None, REASONING["mistral"]),
         ("auto", "{{ messages }}", None, None),
-        ("auto", "'Here is my response:'", None, table.REASONING["granite"]),
-        ("auto", "</seed:think>", None, table.REASONING["seed_oss"]),
+        ("auto", "'Here is my response:'", None, REASONING["granite"]),
+        ("auto", "</seed:think>", None, REASONING["seed_oss"]),
         ("auto", "<|channel|>", None, ANALYSIS),
-        ("auto", "<|END_THINKING|>", None, table.REASONING["cohere_command3"]),
-        ("auto", "'<|channel>thought' '<channel|>'", None, table.REASONING["gemma4"]),
-        ("auto", "<|inner_suffix|>", None, table.REASONING["apertus"]),
-        ("auto", "[BEGIN FINAL RESPONSE]", None, table.REASONING["apriel"]),
+        ("auto", "<|END_THINKING|>", None, REASONING["cohere_command3"]),
+        ("auto", "'<|channel>thought' '<channel|>'", None, REASONING["gemma4"]),
+        ("auto", "<|inner_suffix|>", None, REASONING["apertus"]),
+        ("auto", "[BEGIN FINAL RESPONSE]", None, REASONING["apriel"]),
         ("auto", "<|end|>", None, None),
-        ("auto", "", TEMPLATE, table.THINK),
-        ("hf", "", TEMPLATE, table.THINK),
-        ("auto", "</think>", {"fields": {"thinking": {"open_pattern": "x"}}}, table.THINK),
+        ("auto", "", TEMPLATE, THINK),
+        ("hf", "", TEMPLATE, THINK),
+        ("auto", "</think>", {"fields": {"thinking": {"open_pattern": "x"}}}, THINK),
         ("auto", "</think>", {"fields": {}}, None),
     ],
 )
@@ -464,11 +463,9 @@ def test_the_tags_of_reasoning(parser: str, template: str, declared: Any, expect
     assert reasoning_tags(parser, template, declared) == expected
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, tags in table.REASONING.items() if tags != ANALYSIS]
-)
+@pytest.mark.parametrize("name", [name for name, tags in REASONING.items() if tags != ANALYSIS])
 def test_reasoning_between_the_tags_of_each_parser(name: str):
-    tags = table.REASONING[name]
+    tags = REASONING[name]
     form = AnswerFormat(reasoning=tags)
     text = f"{tags.open}\nHm, a < b.\n{tags.close}\n\nSo."
     for pieces in ([text], list(text), [text[:7], text[7:]]):
@@ -480,7 +477,7 @@ def test_reasoning_between_the_tags_of_each_parser(name: str):
 
 
 def test_tags_that_may_be_special_tokens_stay_in_the_text():
-    assert "<|channel>" in AnswerFormat(reasoning=table.REASONING["gemma4"]).tags
+    assert "<|channel>" in AnswerFormat(reasoning=REASONING["gemma4"]).tags
     dsml = CALLS["deepseek_v32"].tags
     assert "｜DSML｜" in dsml
     assert {"<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"} <= {*CALLS["glm45"].tags}

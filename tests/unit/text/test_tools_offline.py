@@ -61,12 +61,12 @@ def writing(llm: LLM, text: str, **more: Any) -> SamplingParams:
 
 TEMPLATES = {
     **{name: " ".join(marks) for name, marks in reversed(MARKS)},
-    "mistral [ARGS]": "[TOOL_CALLS] [ARGS]",
+    "mistral_v11": "[TOOL_CALLS] [ARGS]",
 }
 UNMARKED = {*CALLS} - {*TEMPLATES} - {name for name in CALLS if CALLS[name] == HERMES}
 """Formats that no template shows; their names choose them."""
 QUICK = {
-    *("hermes", "llama3_json", "mistral", "mistral [ARGS]", "openai", "kimi_k2", "qwen3_coder"),
+    *("hermes", "llama3_json", "mistral", "mistral_v11", "openai", "kimi_k2", "qwen3_coder"),
     *("deepseek_v32", "glm45", "gemma4", "olmo3", "lfm2"),
 }
 
