@@ -115,6 +115,20 @@ def test_calls_are_read_and_leave_the_text():
     assert (output.metrics.num_tool_calls, output.metrics.num_unparsed_calls) == (1, 0)
 
 
+def test_text_between_tags_becomes_what_the_schema_says():
+    llm = bundled()
+    text = (
+        "I add.\n<tool_call>\n<function=add>\n<parameter=all>\n[1, 2]\n</parameter>\n"
+        "</function>\n</tool_call>"
+    )
+    template = "{{ tools[0].function.name }}{# <function= <parameter= #}"
+    output = chat(llm, writing(llm, text), tools=TOOLS, chat_template=template)
+    completion = output.outputs[0]
+    assert completion.text == "I add."
+    [call] = completion.tool_calls or ()
+    assert (call.name, json.loads(call.arguments)) == ("add", {"all": [1, 2]})
+
+
 def test_reasoning_is_read_where_the_setting_says_so():
     text = "<think>Hm.</think>So."
     plain, thinking = bundled(), bundled(reasoning_parser="qwen3")
