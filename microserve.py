@@ -37,8 +37,8 @@ class Tokenizer:  # byte-level BPE, as in GPT-2; mie/text/tokenizer.py
         model = json.loads(path.read_text(encoding="utf-8"))["model"]
         self.ids, self.words = model["vocab"], list(model["vocab"])
         self.ranks = {tuple(pair): rank for rank, pair in enumerate(model["merges"])}
-        shown = [*range(33, 127), *range(161, 173), *range(174, 256)]  # they stand for themselves
-        order = [*shown, *sorted({*range(256)} - {*shown})]
+        shown = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes with a visible sign
+        order = [*shown, *sorted({*range(256)} - {*shown})]  # the others are signs from 256 on
         self.chars = dict(zip(order, map(chr, [*shown, *range(256, 324)]), strict=True))
 
     def encode(self, text):
@@ -70,7 +70,7 @@ class Model:  # a Llama: tokens and positions in, logits out; mie/model/decoder.
     def linear(self, x, name):
         return x @ self.weights[f"{name}.weight"].T
 
-    def rotate(self, x, positions):
+    def rotate(self, x, positions):  # mie/ops/rope.py
         """Rotate pairs of numbers of a head by angles of the position (RoPE, arXiv:2104.09864)."""
         left, right = np.split(x, 2, axis=-1)
         speeds = self.config["rope_theta"] ** -np.linspace(0, 1, left.shape[-1], endpoint=False)
@@ -105,7 +105,7 @@ def attention(q, k, v):  # mie/ops/attention.py
     return (weights / weights.sum(-1, keepdims=True) @ v).swapaxes(0, 1).reshape(n, -1)
 
 
-class Pool:  # mie/memory
+class Pool:  # mie/memory/pool.py
     """Blocks with keys and values. A block without a holder keeps them until it is taken again."""
 
     def __init__(self, config, num_blocks, block_size):
@@ -113,21 +113,21 @@ class Pool:  # mie/memory
         shape = (config["num_hidden_layers"], num_blocks, block_size, *heads)
         self.k, self.v = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         self.num_blocks, self.block_size, self.holders = num_blocks, block_size, [0] * num_blocks
-        self.free = dict.fromkeys(range(num_blocks))  # the least recently used first
+        self.free = dict.fromkeys(range(num_blocks))  # in order: the least recently used first
         self.known, self.key_of = {}, {}  # all tokens up to a block's end -> the block, and back
 
-    def grow(self, seq, length):
+    def grow(self, seq, length):  # mie/memory/manager.py
         """Give a sequence blocks for ``length`` tokens, or return False."""
         while len(seq.table) * self.block_size < length:
             if not self.free:
                 return False
             self.free.pop(block := next(iter(self.free)))
-            self.known.pop(self.key_of.pop(block, None), None)  # evict
+            self.known.pop(self.key_of.pop(block, None), None)  # evict: other keys come here
             seq.table.append(block)
             self.holders[block] = 1
         return True
 
-    def share(self, seq):
+    def share(self, seq):  # mie/memory/prefix.py
         """Begin with known blocks. The last token is always computed, because it gives logits."""
         while (end := seq.num_computed + self.block_size) < len(seq.tokens):
             if (block := self.known.get(tuple(seq.tokens[:end]))) is None:
@@ -159,7 +159,7 @@ class Sequence:  # mie/sched/sequence.py
         self.table, self.num_computed, self.num_cached = [], 0, 0  # blocks of the first tokens
 
 
-class Engine:  # mie/sched/scheduler.py and mie/engine/engine.py
+class Engine:  # mie/engine/engine.py
     """There is no prefill phase: each step computes some of the tokens that are not computed."""
 
     def __init__(self, model, num_blocks=20, block_size=4, budget=32):
@@ -173,7 +173,7 @@ class Engine:  # mie/sched/scheduler.py and mie/engine/engine.py
         self.waiting.append(Sequence(prompt, max_tokens))
         return self.waiting[-1]
 
-    def schedule(self):
+    def schedule(self):  # mie/sched/scheduler.py
         """Return pairs of a sequence and the number of its tokens to compute."""
         plan, budget = [], self.budget
         for seq in list(self.running):  # the oldest first
@@ -185,7 +185,7 @@ class Engine:  # mie/sched/scheduler.py and mie/engine/engine.py
             if seq in self.running and count:
                 plan.append((seq, count))
                 budget -= count
-        while self.waiting and budget:
+        while self.waiting and budget:  # admit in the order of arrival, with blocks for all tokens
             self.pool.share(seq := self.waiting[0])
             if not self.pool.grow(seq, len(seq.tokens)):
                 self.pool.release(seq)
@@ -195,7 +195,7 @@ class Engine:  # mie/sched/scheduler.py and mie/engine/engine.py
             budget -= plan[-1][1]
         return plan
 
-    def step(self):
+    def step(self):  # mie/engine/runner.py
         """Compute a batch. A sequence whose last token was computed gets the likeliest next one."""
         spans = [(seq, seq.num_computed, seq.num_computed + n) for seq, n in self.schedule()]
         ends = np.cumsum([last - first for _, first, last in spans])
@@ -208,14 +208,16 @@ class Engine:  # mie/sched/scheduler.py and mie/engine/engine.py
                 index, place = np.divmod(np.arange(first, last), self.pool.block_size)
                 keys[np.array(seq.table)[index], place] = k
                 values[np.array(seq.table)[index], place] = v
-                own = (x[seq.table].reshape(-1, *x.shape[2:])[:last] for x in (keys, values))
-                out.append(attention(q, *own))
+                # Join the blocks in the order of the table, and cut off the slots that are empty.
+                read = (x[seq.table].reshape(-1, *x.shape[2:])[:last] for x in (keys, values))
+                out.append(attention(q, *read))
             return np.concatenate(out)
 
         tokens = np.concatenate([seq.tokens[first:last] for seq, first, last in spans])
         positions = np.concatenate([np.arange(first, last) for _, first, last in spans])
         logits = self.model.forward(tokens, positions, attend, ends - 1)
-        for (seq, _, seq.num_computed), row in zip(spans, logits, strict=True):
+        for (seq, _, last), row in zip(spans, logits, strict=True):
+            seq.num_computed = last
             self.pool.publish(seq)
             if seq.num_computed == len(seq.tokens):
                 seq.tokens.append(token := int(row.argmax()))
@@ -237,9 +239,7 @@ if __name__ == "__main__":
     folder = Path(__file__).parent / "mie/assets/tiny"
     model, tokenizer = Model(folder), Tokenizer(folder / "tokenizer.json")
     engine, bos = Engine(model), model.config["bos_token_id"]
-    texts = sys.argv[1:] or [
-        f"Once upon a time there was {x}" for x in ("an owl", "a fox", "a bear")
-    ]
+    texts = sys.argv[1:] or [f"Once upon a time there was a {x}" for x in ("fox", "bear", "otter")]
     seqs = [engine.add([bos, *tokenizer.encode(text)], max_tokens=24) for text in texts]
     while engine.waiting or engine.running:
         engine.step()

@@ -53,6 +53,11 @@ def _check(args: argparse.Namespace) -> int:
         print(line if indented else textwrap.fill(line, WIDTH, break_on_hyphens=False))
     if verdict["is_solved"]:
         note_solved(path)
+        is_last = all(state.is_solved for state in states(path.parent))
+        folder = "" if path.parent == Path() else f" {path.parent}"
+        print(
+            "All nine exercises are solved." if is_last else f"Go on with: mie learn next{folder}"
+        )
     return 0 if verdict["is_solved"] else 1
 
 

@@ -36,11 +36,6 @@ class Exercise:
         return f"docs/tutorial/step_{self.number}.md"
 
     @property
-    def after(self) -> str:
-        """A sentence about the next exercise."""
-        return "Go on with: mie learn next" if self.number < 9 else "That was the last exercise."
-
-    @property
     def holes(self) -> list[str]:
         """Qualified names of the functions to write, in the order of the file."""
         return [*self.hints]

@@ -79,7 +79,7 @@ def _state(exercise: Exercise, path: Path, record: dict[str, str]) -> State:
     except (SyntaxError, UnicodeDecodeError):
         return State(exercise, "not Python", False)
     num_all = len(exercise.holes)
-    words = f"{num_open} of {num_all} to write" if num_open else "written, not checked"
+    words = f"{num_open} of {num_all} to write" if num_open else "written, not solved"
     return State(exercise, words, False)
 
 

@@ -21,10 +21,10 @@ LAYERS = 2
 class Broken(Exception):
     """A rule that the code of a learner breaks."""
 
-    def __init__(self, rule: str, seen: str, must: str) -> None:
-        super().__init__(f"{rule}: {seen} {must}")
-        self.rule, self.seen, self.must = rule, seen, must
-        """A name for the rule, a sentence about the observation, and the rule in a sentence."""
+    def __init__(self, rule: str, seen: str) -> None:
+        super().__init__(f"{rule}: {seen}")
+        self.rule, self.seen = rule, seen
+        """A name for the rule, which rules.json explains, and a sentence about the observation."""
 
 
 @dataclass
@@ -44,6 +44,16 @@ def ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
+def called(rule: str, case: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Return a function's result. An error in a situation that a rule is about breaks the rule."""
+    try:
+        return function(*args)
+    except (Broken, NotImplementedError):
+        raise
+    except Exception as error:
+        raise Broken(rule, f"{case} raised {type(error).__name__}: {error}.") from error
+
+
 def text_of(name: str, length: int, prefix: Sequence[int] = (), start: int = 0) -> list[int]:
     """Return the tokens of request ``name``: a prefix, then own tokens up to ``length``."""
     base = 100 * (ord(name) - ord("A") + 1)
@@ -59,20 +69,15 @@ def wrong_row(name: str, token: int, at: int, texts: Mapping[str, list[int]]) ->
                 return Broken(
                     "row of another sequence",
                     f"Request {name} got the token that follows position {row} of request {other}.",
-                    "The next token of a sequence comes from the logits of the sequence's own last "
-                    "row.",
                 )
             return Broken(
                 "row of logits",
                 f"At position {at}, request {name} got the token that follows position {row}, and "
                 f"not position {at - 1}.",
-                "Row i of the logits scores the token after token i. The next token comes from the "
-                "row of the last token.",
             )
     return Broken(
         "wrong token",
         f"At position {at}, request {name} got a token that the model did not choose.",
-        "The next token is the argmax of the logits of the last token.",
     )
 
 
@@ -93,7 +98,8 @@ class Probe:
         self.drafts = False
         """Whether tokens outside of the texts are drafts. Otherwise they are a mistake."""
         self.before = before
-        self.num_passes = 0
+        self.num_passes = self.num_ended = 0
+        """Passes that have begun, and passes that have returned logits."""
         self.entries: list[Entry] = []
 
     def forward(self, tokens: Any, positions: Any, attend: Any) -> Any:
@@ -105,17 +111,11 @@ class Probe:
         tokens, positions = [int(t) for t in tokens], [int(p) for p in positions]
         self.num_passes += 1
         if not tokens:
-            raise Broken(
-                "empty pass",
-                f"The {self._pass} computes no token.",
-                "A sequence always lacks the key of its last token. Compute it, and its logits give"
-                " the next one.",
-            )
+            raise Broken("empty pass", f"The {self._pass} computes no token.")
         if len(tokens) != len(positions):
             raise Broken(
                 "positions count",
                 f"The {self._pass} has {len(tokens)} tokens and {len(positions)} positions.",
-                "Each token of the line has one position.",
             )
         if self.before:
             self.before()
@@ -127,9 +127,7 @@ class Probe:
         first = len(self.entries)
         if first + len(tokens) > SIZE:
             raise Broken(
-                "no end",
-                f"The model was called {self.num_passes} times, and the text is not done.",
-                "Each pass appends at least one token to a text whose tokens are all computed.",
+                "no end", f"The model was called {self.num_passes} times, and the text is not done."
             )
         self.entries += [Entry(token) for token in tokens]
         for layer in range(LAYERS):
@@ -141,7 +139,6 @@ class Probe:
                     "shape of attend",
                     f"attend returned an array of shape {np.shape(out)} for q of shape "
                     f"{(len(tokens), 2, LAYERS * SIZE)}.",
-                    "attend returns one row for each query, with the shape of q.",
                 )
             for row, (name, position) in enumerate(rows[:num_checked]):
                 self._check(layer, first + row, name, position, np.asarray(out)[row, 0], first)
@@ -149,6 +146,7 @@ class Probe:
         for row, (name, position) in enumerate(rows):
             text = self.texts[name]
             logits[row, text[position + 1] if position + 1 < len(text) else VOCABULARY - 1] = 1
+        self.num_ended += 1
         return logits
 
     @property
@@ -166,7 +164,6 @@ class Probe:
                 "wrong token",
                 f"The {self._pass} computes a token that is in no text: the model did not choose "
                 "it.",
-                "Each new token is the argmax of the logits row of the sequence's own last token.",
             )
         name = homes[0]
         right = self.texts[name].index(token)
@@ -177,17 +174,10 @@ class Probe:
         if right != position:
             what = f"Token {right} of request {name} was computed at position {position}"
             if right - position == 1 or position - right == 1:
-                raise Broken(
-                    "position off by one",
-                    f"{what} in the {self._pass}.",
-                    "num_computed tokens are stored, at positions 0 to num_computed - 1. The next "
-                    "one has position num_computed.",
-                )
+                raise Broken("position off by one", f"{what} in the {self._pass}.")
             raise Broken(
                 "position restarted" if position < right else "position",
                 f"{what} in the {self._pass}.",
-                "A token's position is its place in the whole text. A pass begins at the number of "
-                "computed tokens, not at 0.",
             )
         return name, position
 
@@ -197,41 +187,20 @@ class Probe:
         """Compare the tokens that a query has read with the tokens before it."""
         who = f"In the {self._pass}, the query at position {position} of request {name}"
         if not np.isfinite(shares).all():
-            raise Broken(
-                "nothing to read",
-                f"{who} got NaN: it could read no key at all.",
-                "A query reads at least its own key, because its key is stored before it reads.",
-            )
+            raise Broken("nothing to read", f"{who} got NaN: it could read no key at all.")
         if shares.min() < -1e-9:
-            raise Broken(
-                "keys as values",
-                f"{who} read keys where values belong.",
-                "Keys and values are stored apart: k in self.k, and v in self.v.",
-            )
+            raise Broken("keys as values", f"{who} read keys where values belong.")
         places = np.flatnonzero(shares > 1e-9)
         if any(place // SIZE != layer for place in places):
-            raise Broken(
-                "layers mixed",
-                f"{who} read values of another layer in layer {layer}.",
-                "Each layer has keys and values of its own: index the cache with ``layer`` first.",
-            )
+            raise Broken("layers mixed", f"{who} read values of another layer in layer {layer}.")
         ids = [int(place) % SIZE for place in places]
         read = [self.entries[i] for i in ids]
         self.entries[own].text = tuple(sorted((e.token for e in read), key=self._place(name)))
         self._compare(who, name, position, read, own, first, ids)
         if shares.sum() < 1 - 1e-9:
-            raise Broken(
-                "empty slots",
-                f"{who} also read slots that hold no key.",
-                "Cut the keys off at the last stored token, or the unused end takes part in the "
-                "softmax.",
-            )
+            raise Broken("empty slots", f"{who} also read slots that hold no key.")
         if len(read) > 1 and shares.max() > 1.5 * shares[places].min():
-            raise Broken(
-                "read twice",
-                f"{who} read a key more than once.",
-                "Each token of the text has one slot, and is read once.",
-            )
+            raise Broken("read twice", f"{who} read a key more than once.")
 
     def _place(self, name: str) -> Callable[[int], int]:
         text = self.texts[name]
@@ -254,55 +223,25 @@ class Probe:
         foreign = [t for t in tokens if t not in text]
         missing = [i for i, t in enumerate(right) if t not in tokens]
         if future:
-            raise Broken(
-                "mask shows the future",
-                f"{who} read the key at position {future[0]}.",
-                "A query reads the keys up to its own position, and none after it. With n queries "
-                "and s keys, query i has position s - n + i.",
-            )
+            raise Broken("mask shows the future", f"{who} read the key at position {future[0]}.")
         if foreign:
             if self.drafts:
-                raise Broken(
-                    "dropped draft read",
-                    f"{who} read the key of a draft that was wrong.",
-                    "num_computed counts the known tokens and the right drafts. Then the next pass "
-                    "writes over the keys of the wrong ones.",
-                )
+                raise Broken("dropped draft read", f"{who} read the key of a draft that was wrong.")
             other = next(n for n, t in self.texts.items() if foreign[0] in t)
             at = self.texts[other].index(foreign[0])
-            raise Broken(
-                "foreign key",
-                f"{who} read the key at position {at} of request {other}.",
-                "A query reads the keys of its own sequence only: the rows begin to end of the "
-                "line, and the blocks of its own table.",
-            )
+            raise Broken("foreign key", f"{who} read the key at position {at} of request {other}.")
         if missing == [position]:
-            raise Broken(
-                "own key missing",
-                f"{who} did not read its own key.",
-                "A query reads the keys up to its own position, and its own too: ``<=``, not "
-                "``<``.",
-            )
+            raise Broken("own key missing", f"{who} did not read its own key.")
         if missing and min(ids) >= first and self.num_passes > 1:
             raise Broken(
                 "only the new keys",
                 f"{who} read only keys of this pass, and not the {ordinal(missing[0] + 1)} token.",
-                "New queries read all stored keys of their sequence, the earlier ones too.",
             )
         if missing:
             where = ", ".join(str(i) for i in missing[:4])
-            raise Broken(
-                "keys missing",
-                f"{who} did not read the key at position {where}.",
-                "A query reads every key up to its own position. The slot of position p is block "
-                "table[p // block_size], place p % block_size.",
-            )
+            raise Broken("keys missing", f"{who} did not read the key at position {where}.")
         if max(tokens.values()) > 1:
-            raise Broken(
-                "read twice",
-                f"{who} read a key more than once.",
-                "Each token of the text has one slot, and is read once.",
-            )
+            raise Broken("read twice", f"{who} read a key more than once.")
         for entry in read:
             at = text.index(entry.token)
             if (
@@ -313,8 +252,6 @@ class Probe:
                 raise Broken(
                     "key of another beginning",
                     f"{who} read a key at position {at} that was computed after other tokens.",
-                    "Keys and values depend on all tokens before them. So a block is known by all "
-                    "tokens from the beginning of the text, not by its own tokens.",
                 )
 
 
@@ -330,31 +267,21 @@ def audit(pool: Any, seqs: Sequence[Any], is_shared: bool = False) -> None:
             holders.setdefault(block, []).append(seq.name)
     for block, count in Counter(pool.free).items():
         if count > 1:
-            raise Broken(
-                "block freed twice",
-                f"Block {block} is {count} times in the free list.",
-                "A block is dropped once by each holder. Two sequences would get the same block.",
-            )
+            raise Broken("block freed twice", f"Block {block} is {count} times in the free list.")
         if block in holders:
             raise Broken(
                 "block freed too early",
                 f"Block {block} is in the free list, and still in the table of "
                 f"{' and '.join(holders[block])}.",
-                "A block is free only when no table has it. The next sequence that takes it would "
-                "write over the keys.",
             )
     for block, names in holders.items():
         if len({*names}) < len(names):
             raise Broken(
-                "block twice in a table",
-                f"Block {block} is twice in the table of {names[0]}.",
-                "Each block of a table holds other tokens.",
+                "block twice in a table", f"Block {block} is twice in the table of {names[0]}."
             )
         if len(names) > 1 and not is_shared:
             raise Broken(
-                "block in two tables",
-                f"Block {block} is in the tables of {' and '.join(names)}.",
-                "Without sharing, a block belongs to one sequence.",
+                "block in two tables", f"Block {block} is in the tables of {' and '.join(names)}."
             )
         if is_shared and pool.holders[block] != len(names):
             few = pool.holders[block] < len(names)
@@ -362,25 +289,14 @@ def audit(pool: Any, seqs: Sequence[Any], is_shared: bool = False) -> None:
                 "holder not counted" if few else "holder counted twice",
                 f"Block {block} is in the table of {' and '.join(names)}, and its count of "
                 f"holders is {pool.holders[block]}.",
-                "Each table that has a block counts as one holder. With too small a count the "
-                "block is freed too early."
-                if few
-                else "Each table that has a block counts as one holder. With too large a count "
-                "the block is never freed.",
             )
     lost = sorted({*range(pool.num_blocks)} - {*pool.free} - {*holders})
     if lost:
-        raise Broken(
-            "block lost",
-            f"Block {lost[0]} is in no table, and not in the free list.",
-            "A block that leaves a table is dropped. Otherwise no sequence can ever take it again.",
-        )
+        raise Broken("block lost", f"Block {lost[0]} is in no table, and not in the free list.")
     for seq in seqs:
         if seq.num_computed and len(seq.table) * pool.block_size < seq.num_computed:
             raise Broken(
                 "computed without blocks",
                 f"{seq.name} counts {seq.num_computed} computed tokens, and its table has room for "
                 f"{len(seq.table) * pool.block_size}.",
-                "A sequence without blocks has no computed tokens: set num_computed to 0 when the "
-                "blocks are given back.",
             )

@@ -1,12 +1,14 @@
 """Try a learner's file: compare its tokens with the oracle's, and check its rules."""
 
 import ast
+import json
 import linecache
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -270,15 +272,20 @@ class Scenario:
         return len(self.model.states), None
 
     def _sentences(self, request: Request, tokens: list[int], at: int, state: Any) -> list[str]:
-        def word(ids: list[int]) -> str:
-            return repr(self._solutions[1].decode(ids[at : at + 1])) if at < len(ids) else "the end"
+        decode = self._solutions[1].decode
 
-        before = self._solutions[1].decode(request.right[:at])
-        lines = [
-            f"Request {request.name}, position {at}: the token is {word(tokens)}, and the oracle's "
-            f"is "
-            f"{word(request.right)}. Before it: {before!r}"
-        ]
+        def word(ids: list[int]) -> str:
+            text = decode(ids[at : at + 1])
+            return repr(text) if text else f"the special token {ids[at]}"
+
+        if at == len(tokens):
+            seen = f"your text ends, and the oracle's token is {word(request.right)}."
+        elif at == len(request.right):
+            seen = f"the oracle's text ends, and your token is {word(tokens)}."
+        else:
+            seen = f"the token is {word(tokens)}, and the oracle's is {word(request.right)}."
+        before = decode(request.right[:at])
+        lines = [f"Request {request.name}, position {at}: {seen} Before it: {before!r}"]
         if state:
             lines.append(
                 f"Block table of {request.name} then: {state[1]}, with blocks of "
@@ -338,7 +345,7 @@ def try_out(steps: Steps, exercise: Exercise, source: str, path: str) -> Verdict
         crash = error
     difference = [] if crash else scenario.difference()
     if not (broken or trouble or crash or difference):
-        return Verdict(True, None, [f"{name} is right. {scenario.praise}", exercise.after])
+        return Verdict(True, None, [f"{name} is right. {scenario.praise}"])
     lines = []
     if difference:
         lines = [f"{name}: a token differs from the oracle's.", *difference]
@@ -347,9 +354,12 @@ def try_out(steps: Steps, exercise: Exercise, source: str, path: str) -> Verdict
     else:
         lines = [f"{name} fails.", *failure(crash or trouble or AssertionError(), path)]
     if broken:
-        lines += _sentences(broken)
+        lines += _sentences(exercise, broken)
     elif not trouble and not crash:
-        lines.append("Every rule that the check knows is kept, so the mistake is a rare one.")
+        lines.append(
+            "Every rule that the check knows is kept, so the mistake is a rare one. Compare"
+        )
+        lines[-1] += f" your code with the solution: mie learn solution {exercise.number}"
     lines.append(f"Page: {exercise.page}")
     return Verdict(False, broken.rule if broken else None, lines)
 
@@ -374,8 +384,10 @@ def _broken(
     return None, None
 
 
-def _sentences(broken: Broken) -> list[str]:
-    return [f"Seen: {broken.seen}", f"Rule ({broken.rule}): {broken.must}"]
+def _sentences(exercise: Exercise, broken: Broken) -> list[str]:
+    rules = json.loads(Path(__file__).with_name("rules.json").read_text(encoding="utf-8"))
+    must = {**rules["all"], **rules.get(str(exercise.number), {})}[broken.rule]
+    return [f"Seen: {broken.seen}", f"Rule ({broken.rule}): {must}"]
 
 
 def _unwritten(
@@ -388,7 +400,7 @@ def _unwritten(
         f"{', '.join(names)}."
     ]
     if broken:
-        lines = [f"{exercise.name} breaks a rule.", *_sentences(broken), *lines]
+        lines = [f"{exercise.name} breaks a rule.", *_sentences(exercise, broken), *lines]
     elif done:
         lines.append(f"So far no rule is broken by {', '.join(done)}.")
     return [*lines, f"Page: {exercise.page}"]

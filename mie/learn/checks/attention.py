@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from mie.base.reprs import count
 from mie.learn.probe import Broken, Probe, text_of, wrong_row
-
-_HEADS = "heads / kv_heads neighbouring query heads share a head of keys and values."
 
 
 def check_1(step: Any, solutions: Mapping[int, Any]) -> None:
@@ -33,7 +32,6 @@ def _weights(attention: Any, n: int, s: int) -> Any:
             "shape of attention",
             f"attention returned an array of shape {np.shape(out)} for {n} queries of 1 head with "
             f"{s} numbers.",
-            "The result is [n, heads, dim], the shape of q.",
         )
     return np.asarray(out)[:, 0]
 
@@ -48,39 +46,17 @@ def _attention(attention: Any) -> None:
                 raise Broken(
                     "own key missing" if s == n else "queries are the last",
                     f"{seen} does not read its own key.",
-                    "A query reads the keys at positions up to its own, and its own too (<=)."
-                    if s == n
-                    else "The queries are the last n of the s tokens, so query i has position "
-                    "s - n + i.",
                 )
             if row[position + 1 :].any():
                 raise Broken(
                     "mask shows the future",
                     f"{seen} reads the key at position {position + 1}, which comes later.",
-                    "A query reads the keys at positions up to its own, and none after it.",
                 )
             if not row[: position + 1].all():
-                raise Broken(
-                    "keys missing",
-                    f"{seen} does not read all keys before it.",
-                    "A query reads all keys at positions up to its own.",
-                )
+                raise Broken("keys missing", f"{seen} does not read all keys before it.")
             if abs(row.sum() - 1) > 1e-6:
-                raise Broken(
-                    "softmax axis",
-                    f"{seen} has weights with the sum {row.sum():.3g}.",
-                    "The weights of a query over all of its keys have the sum 1. Divide by the sum "
-                    "over the last axis, the keys.",
-                )
-    heads = np.zeros((1, 6, 2)), np.zeros((1, 2, 2)), np.array([[[1.0, 1], [2, 2]]])
-    read = [float(x) for x in np.asarray(attention(*heads))[0, :, 0]]
-    if read != [1, 1, 1, 2, 2, 2]:
-        raise Broken(
-            "heads alternate" if read == [1, 2] * 3 else "heads",
-            f"With 6 query heads and 2 heads of keys, the query heads read the heads "
-            f"{', '.join(f'{x - 1:g}' for x in read)}; 0, 0, 0, 1, 1, 1 is right.",
-            f"{_HEADS} np.repeat does this, and np.tile does not.",
-        )
+                raise Broken("softmax axis", f"{seen} has weights with the sum {row.sum():.3g}.")
+    _heads(attention)
     dim = 16
     q, k, v = np.zeros((1, 1, dim)), np.zeros((2, 1, dim)), np.eye(dim)[:2, None]
     q[0, 0, 0] = k[1, 0, 0] = 4.0
@@ -89,65 +65,61 @@ def _attention(attention: Any) -> None:
     if abs(factor - 0.25) > 1e-6:
         raise Broken(
             "scores not scaled" if abs(factor - 1) < 1e-6 else "scale of scores",
-            f"With dim {dim}, the scores are q · k times {factor:.4g}; q · k / sqrt({dim}) is "
-            f"right.",
-            "Divide the scores by the square root of dim, the size of a head.",
+            f"With dim {dim}, the scores are q · k times {factor:.4g}; q · k / 4 is right.",
         )
     q[0, 0, 0] = k[1, 0, 0] = 400.0
     with np.errstate(all="ignore"):
         out = np.asarray(attention(q, k, v))
     if not np.isfinite(out).all():
-        raise Broken(
-            "exp overflows",
-            "With a score of 40,000 the result is NaN.",
-            "Subtract the largest score before exp. The weights do not change, and exp stays at "
-            "most 1.",
-        )
+        raise Broken("exp overflows", "With a score of 40,000 the result is NaN.")
 
 
-def _generate(generate: Any, length: int, count: int, whole: bool) -> None:
+def _heads(attention: Any) -> None:
+    """Check which head of values, and which head of keys, each query head reads."""
+    q, k, v = np.full((1, 6, 2), 4.0), np.zeros((2, 2, 2)), np.zeros((2, 2, 2))
+    v[:, 1] = 1  # head 1 has other values
+    values = np.asarray(attention(q, k, v))[0, :, 0]
+    v[:, :] = [[[0]], [[1]]]
+    k[[0, 1], [0, 1]] = 4  # in head 1 the second key fits, and it has other values
+    keys = np.asarray(attention(q, k, v))[0, :, 0]
+    for name, read in (("heads", values), ("keys of the heads", keys)):
+        heads = [round(float(x), 2) for x in read]
+        if heads != [0, 0, 0, 1, 1, 1]:
+            raise Broken(
+                "heads alternate" if heads == [0, 1] * 3 else "heads",
+                f"With 6 query heads and 2 heads of keys, the query heads read the {name} "
+                f"{', '.join(f'{x:g}' for x in heads)}; 0, 0, 0, 1, 1, 1 is right.",
+            )
+
+
+def _generate(generate: Any, length: int, num_new: int, whole: bool) -> None:
     """Check `generate` with a prompt of ``length`` tokens; with ``whole``, it has no cache."""
-    prompt, text = text_of("A", length), text_of("A", length + count)
+    prompt, text = text_of("A", length), text_of("A", length + num_new)
     probe, given = Probe({"A": text_of("A", 30)}), list(prompt)
-    tokens = generate(probe, given, count)
+    tokens = generate(probe, given, num_new)
     check_result(tokens, text, prompt)
     if given != prompt:
-        raise Broken(
-            "prompt changed",
-            "generate has appended to the caller's list.",
-            "generate returns a new list. Begin with tokens = list(prompt).",
-        )
+        raise Broken("prompt changed", "generate has appended to the caller's list.")
     least = len(text) - 1
     if not whole and len(probe.entries) > least:
         raise Broken(
             "computed again",
             f"For {len(text)} tokens the model computed {len(probe.entries)}; {least} are enough.",
-            "Each token is computed once. After a pass, cache.length counts the stored tokens, and "
-            "the next pass computes only tokens[cache.length:].",
         )
 
 
 def check_result(tokens: Any, text: list[int], prompt: list[int]) -> None:
     """Compare a returned text with the right one."""
     if tokens is None:
-        raise Broken(
-            "returns nothing",
-            "generate returned None.",
-            "It returns the list of the tokens of the prompt and the new ones.",
-        )
+        raise Broken("returns nothing", "generate returned None.")
     tokens = [int(token) for token in tokens]
     if tokens == text[len(prompt) :]:
-        raise Broken(
-            "prompt left out",
-            "generate returned the new tokens without the prompt.",
-            "It returns the tokens of the prompt, and then the new ones.",
-        )
+        raise Broken("prompt left out", "generate returned the new tokens without the prompt.")
     if len(tokens) != len(text) and tokens[: len(text)] == text[: len(tokens)]:
         raise Broken(
             "number of tokens",
             f"generate returned {len(tokens) - len(prompt)} new tokens for a count of "
             f"{len(text) - len(prompt)}.",
-            "Each pass appends one token, and there are ``count`` passes.",
         )
     at = next((i for i, (a, b) in enumerate(zip(tokens, text, strict=False)) if a != b), None)
     if at is not None:
@@ -175,38 +147,21 @@ def _cache(step: Any) -> None:
                     step.attention = plain
             _stored(cache, before, layer, begin, k, v)
             if out is None:
-                raise Broken(
-                    "returns nothing",
-                    "attend returned None.",
-                    "It returns the attention of the new queries, with the shape of q.",
-                )
+                raise Broken("returns nothing", "attend returned None.")
 
 
 def _counting(attention: Any, begin: int, n: int) -> Any:
     """Return an attention that refuses a wrong number of keys."""
 
     def counted(q: Any, k: Any, v: Any) -> Any:
-        case = f"{begin} tokens were stored and {n} are new: attention got {len(k)} keys."
+        case = f"With {count(begin, 'stored token')} and {n} new, attention got "
+        case += f"{count(len(k), 'key')}."
         if len(k) > begin + n:
-            raise Broken(
-                "empty slots",
-                case,
-                "Cut the keys off at length + n. The places behind them hold no key, and would "
-                "take "
-                "part in the softmax.",
-            )
+            raise Broken("empty slots", case)
         if len(k) == n < begin + n:
-            raise Broken(
-                "only the new keys",
-                case,
-                "New queries read all stored keys of their sequence, the earlier ones too.",
-            )
+            raise Broken("only the new keys", case)
         if len(k) < begin + n:
-            raise Broken(
-                "new keys not read",
-                case,
-                "The new queries also read the new keys: length + n places.",
-            )
+            raise Broken("new keys not read", case)
         return attention(q, k, v)
 
     return counted
@@ -218,20 +173,15 @@ def _stored(cache: Any, before: Any, layer: int, begin: int, k: Any, v: Any) -> 
         raise Broken(
             "length changed in a pass",
             f"After layer {layer}, cache.length is {cache.length}, and it was {begin}.",
-            "Every layer calls attend once in a pass. If length changes, the next layer stores its "
-            "keys elsewhere. Change it after model.forward.",
         )
     if (cache.k[1 - layer] != before[1 - layer]).any():
         raise Broken(
-            "layers mixed",
-            f"attend of layer {layer} has changed keys of layer {1 - layer}.",
-            "Each layer has keys and values of its own: self.k[layer].",
+            "layers mixed", f"attend of layer {layer} has changed keys of layer {1 - layer}."
         )
     if not (cache.k[layer, :begin] == before[layer, :begin]).all():
         raise Broken(
             "stored at a wrong place",
             f"With length {begin}, the keys of earlier tokens have changed.",
-            "New keys and values lie behind the stored ones, at places length to length + n.",
         )
     if not (cache.k[layer, begin:end] == k).all():
         places = [i for i in range(len(cache.k[layer])) if (cache.k[layer, i] == k[0]).all()]
@@ -239,7 +189,6 @@ def _stored(cache: Any, before: Any, layer: int, begin: int, k: Any, v: Any) -> 
         raise Broken(
             "stored at a wrong place",
             f"With length {begin}, the first new key of layer {layer} was stored {where}.",
-            "New keys and values lie behind the stored ones, at places length to length + n.",
         )
     if not (cache.v[layer, begin:end] == v).all():
         is_keys = (cache.v[layer, begin:end] == k).all()
@@ -247,5 +196,4 @@ def _stored(cache: Any, before: Any, layer: int, begin: int, k: Any, v: Any) -> 
             "keys as values" if is_keys else "values not stored",
             f"self.v of layer {layer} does not hold the new values"
             + (", but the keys." if is_keys else "."),
-            "Keys and values are stored apart: k in self.k, and v in self.v.",
         )

@@ -5,12 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from mie.learn.probe import Broken, Probe, audit, text_of, wrong_row
-
-_WRITE_RULE = (
-    "The first new token has position num_computed. The token at position p lies in block "
-    "table[p // block_size], at place p % block_size."
-)
+from mie.base.reprs import count
+from mie.learn.probe import Broken, Probe, audit, called, text_of, wrong_row
 
 
 def check_3(step: Any, solutions: Mapping[int, Any]) -> None:
@@ -44,41 +40,20 @@ def _grow(step: Any, probe: Probe) -> None:
             raise Broken(
                 "last block refused",
                 f"{case} refused, although just enough blocks ({free}) are free.",
-                "If as many blocks are free as are missing, the sequence gets them.",
             )
-        if num < right:
+        if num != right:
             raise Broken(
-                "too few blocks",
-                f"{case} left {num} blocks in the table; {right} are needed.",
-                "length / block_size is rounded up: a partly filled block is a block too.",
-            )
-        if num > right:
-            raise Broken(
-                "too many blocks",
-                f"{case} left {num} blocks in the table; {right} are needed.",
-                "The table may have blocks already. Take the missing ones only, and count a full "
-                "last block as full.",
+                "too few blocks" if num < right else "too many blocks",
+                f"{case} left {count(num, 'block')} in the table; {right} are needed.",
             )
         if result is None or not result:
-            raise Broken(
-                "grow returns nothing",
-                f"{case} took the blocks and returned {result!r}.",
-                "grow returns True if the sequence has its blocks, and False if too few are free.",
-            )
-    result, num, left = grown(1, 16, 2)
+            raise Broken("grow returns nothing", f"{case} took the blocks and returned {result!r}.")
+    case = "3 blocks were missing and 2 were free: grow"
+    result, num, left = called("all or nothing", case, grown, 1, 16, 2)
     if num != 1 or left != 2:
-        raise Broken(
-            "all or nothing",
-            f"3 blocks were missing and 2 were free: grow took {num - 1}.",
-            "All or nothing: if too few blocks are free, take none and return False. Two "
-            "sequences that each hold a part would wait for each other.",
-        )
+        raise Broken("all or nothing", f"{case} took {num - 1}.")
     if result is None or result:
-        raise Broken(
-            "shortage not reported",
-            f"3 blocks were missing and 2 were free: grow returned {result!r}.",
-            "If too few blocks are free, return False. The scheduler reacts to it.",
-        )
+        raise Broken("shortage not reported", f"{case} returned {result!r}.")
 
 
 def _slots(step: Any, probe: Probe) -> None:
@@ -95,24 +70,15 @@ def _slots(step: Any, probe: Probe) -> None:
             raise Broken(
                 "length changed in a pass",
                 f"write has changed num_computed from {begin} to {seq.num_computed}.",
-                "Every layer calls write once in a pass. num_computed changes after the pass.",
             )
         if pool.k[0].any():
-            raise Broken(
-                "layers mixed",
-                "write of layer 1 has changed keys of layer 0.",
-                "Each layer has keys and values of its own: self.k[layer, …].",
-            )
+            raise Broken("layers mixed", "write of layer 1 has changed keys of layer 0.")
         for p in range(begin, end):
             _slot(pool, seq, p, begin, k[p], v[p])
     for length in (10, 8, 5):
         read = tuple(pool.read(1, seq, length))
         if len(read) != 2:
-            raise Broken(
-                "read returns two arrays",
-                f"read returned {len(read)} values.",
-                "It returns the keys, and then the values.",
-            )
+            raise Broken("read returns two arrays", f"read returned {len(read)} values.")
         for array, right, name in zip(read, (k, v), ("keys", "values"), strict=True):
             _gathered(np.asarray(array), right, length, name)
 
@@ -122,9 +88,7 @@ def _slot(pool: Any, seq: Any, p: int, begin: int, k: Any, v: Any) -> None:
     if (pool.k[1, block, place] == k).all():
         if not (pool.v[1, block, place] == v).all():
             raise Broken(
-                "keys as values",
-                f"The slot of position {p} holds the right key and a wrong value.",
-                "Keys and values are stored apart: k in self.k, and v in self.v.",
+                "keys as values", f"The slot of position {p} holds the right key and a wrong value."
             )
         return
     found = [
@@ -132,38 +96,25 @@ def _slot(pool: Any, seq: Any, p: int, begin: int, k: Any, v: Any) -> None:
     ]
     right = f"block {block}, place {place}"
     if not found:
-        raise Broken("key not stored", f"The key of position {p} is in no slot.", _WRITE_RULE)
+        raise Broken("key not stored", f"The key of position {p} is in no slot.")
     other, at = found[0]
     seen = f"The key of position {p} was stored in block {other}, place {at}; {right} is right."
     if (other, at) == (p // 4, place):
-        raise Broken(
-            "table ignored",
-            seen,
-            "p // block_size is an index into the table, not the number of a block. The blocks of "
-            "a table can be any blocks.",
-        )
+        raise Broken("table ignored", seen)
     if begin and (other, at) == (seq.table[(p - begin) // 4], (p - begin) % 4):
-        raise Broken(
-            "position restarted",
-            seen,
-            "New keys lie behind the computed ones: the first new token has position "
-            "num_computed, not 0.",
-        )
-    raise Broken("wrong slot", seen, _WRITE_RULE)
+        raise Broken("position restarted", seen)
+    raise Broken("wrong slot", seen)
 
 
 def _gathered(array: Any, right: Any, length: int, name: str) -> None:
     if array.ndim != 3 or len(array) != length:
         raise Broken(
-            "read is not cut",
-            f"read for {length} tokens returned {name} of shape {array.shape}.",
-            "read returns [length, kv_heads, dim]: cut off the unused end of the last block.",
+            "read is not cut", f"read for {length} tokens returned {name} of shape {array.shape}."
         )
     if not (array == right[:length]).all():
         raise Broken(
             "order of the table",
             f"With the table [5, 2, 6], read returned the {name} in a wrong order.",
-            "Gather the blocks in the order of the table. The block numbers have no order.",
         )
 
 
@@ -176,21 +127,16 @@ def _release(step: Any, probe: Probe) -> None:
         raise Broken(
             "table kept after release",
             f"After release, the blocks {seq.table} are free and still in the table.",
-            "A block that is freed must leave the table. Otherwise two sequences write into it.",
         )
     if seq.table:
         raise Broken(
             "blocks kept after release",
             f"The table was [2, 0], and after release it is {seq.table}.",
-            "release gives back all blocks. A loop over seq.table that also removes from it skips "
-            "every second one.",
         )
     audit(pool, [seq])
     if seq.num_computed:
         raise Broken(
-            "computed without blocks",
-            f"After release, num_computed is {seq.num_computed}.",
-            "The keys are gone, so no token is computed any more.",
+            "computed without blocks", f"After release, num_computed is {seq.num_computed}."
         )
 
 
@@ -217,16 +163,12 @@ def watched_pool(pool_class: Any, probe: Probe, num_blocks: int, block_size: int
                     "length changed in a pass",
                     f"In layer {layer}, num_computed of {seq.name} is {seq.num_computed}, and it "
                     f"was {self.starts[seq.name]} when the step began.",
-                    "Every layer calls attend. If num_computed changes there, the next layer "
-                    "stores its keys elsewhere. Change it after model.forward.",
                 )
             if len(k) != self.counts[seq.name]:
                 raise Broken(
                     "rows of a sequence",
-                    f"{seq.name} computes {self.counts[seq.name]} tokens in this step, and write "
-                    f"got {len(k)} keys.",
-                    "Sequence i owns the rows ends[i] to ends[i + 1] of the line, with ends[0] = "
-                    "0.",
+                    f"{seq.name} computes {count(self.counts[seq.name], 'token')} in this step, "
+                    f"and write got {count(len(k), 'key')}.",
                 )
             super().write(layer, seq, k, v)
 
@@ -235,8 +177,8 @@ def watched_pool(pool_class: Any, probe: Probe, num_blocks: int, block_size: int
             if length == self.starts[seq.name]:
                 raise Broken(
                     "new keys not read",
-                    f"read got {length} tokens of {seq.name}; {right} are stored in this layer.",
-                    "The new queries also read the new keys: num_computed + count tokens.",
+                    f"read was called for {count(length, 'token')} of {seq.name}; {right} are "
+                    "stored in this layer.",
                 )
             return super().read(layer, seq, length)
 
@@ -264,29 +206,32 @@ def check_4(step: Any, solutions: Mapping[int, Any]) -> None:
 
 
 def _run(step: Any, probe: Probe, pool: Any, batch: list[tuple[Any, int]]) -> None:
-    shown = ", ".join(f"({seq.name}, {count})" for seq, count in batch)
+    shown = ", ".join(f"({seq.name}, {num})" for seq, num in batch)
     before = {seq.name: list(seq.tokens) for seq, _ in batch}
     pool.starts = {seq.name: seq.num_computed for seq, _ in batch}
-    pool.counts = {seq.name: count for seq, count in batch}
-    for seq, count in batch:
-        assert pool.grow(seq, seq.num_computed + count)
-    passes = probe.num_passes
-    step.run(probe, pool, list(batch))
+    pool.counts = {seq.name: num for seq, num in batch}
+    for seq, num in batch:
+        assert pool.grow(seq, seq.num_computed + num)
+    passes, ended = probe.num_passes, probe.num_ended
+    try:
+        step.run(probe, pool, list(batch))
+    except IndexError as error:
+        if probe.num_ended == ended:
+            raise
+        seen = f"After the pass over the batch [{shown}], run raised IndexError: {error}."
+        raise Broken("row of logits", seen) from error
     if probe.num_passes != passes + 1:
         raise Broken(
             "one pass",
             f"run called model.forward {probe.num_passes - passes} times for the batch [{shown}].",
-            "The tokens of all sequences are one line, and one pass reads the weights once for "
-            "all.",
         )
-    for seq, count in batch:
-        end = pool.starts[seq.name] + count
+    for seq, num in batch:
+        end = pool.starts[seq.name] + num
         if seq.num_computed != end:
             raise Broken(
                 "computed not counted",
                 f"After the batch [{shown}], num_computed of {seq.name} is {seq.num_computed}; "
-                f"{end} tokens are stored.",
-                "After the pass, num_computed grows by the number of computed tokens.",
+                f"{count(end, 'stored token')} would be right.",
             )
         new = len(seq.tokens) - len(before[seq.name])
         is_whole = end == len(before[seq.name])
@@ -294,14 +239,11 @@ def _run(step: Any, probe: Probe, pool: Any, batch: list[tuple[Any, int]]) -> No
             raise Broken(
                 "token inside the prompt",
                 f"{seq.name} got a new token after {end} of {len(before[seq.name])} tokens.",
-                "A sequence with a part of its prompt left gets no token: the next tokens are "
-                "known already.",
             )
         if new != is_whole:
             raise Broken(
                 "number of tokens",
-                f"After the batch [{shown}], {seq.name} got {new} new tokens.",
-                "A sequence with all tokens computed gets one new token.",
+                f"After the batch [{shown}], {seq.name} got {count(new, 'new token')}.",
             )
     check_tokens(probe.texts, [seq for seq, _ in batch])
 
@@ -317,47 +259,23 @@ def check_8(step: Any, solutions: Mapping[int, Any]) -> None:
 
 
 def _guess(guess: Any) -> None:
-    def asked(tokens: list[int], most: int, rule: str, right: list[int], must: str) -> None:
-        given = list(tokens)
-        found = guess(given, most)
+    for tokens, most, right, rule in (
+        ([1, 2, 3], 2, [], "guess without a place"),
+        ([5], 3, [], "guess without a place"),
+        ([4, 9, 4], 1, [9], "guess finds the end itself"),
+        ([7, 1, 2, 5, 9, 2, 6, 7, 1, 2], 1, [5], "shorter run first"),
+        ([7, 7], 1, [7], "nearest place"),
+        ([1, 2, 5, 1, 2, 6, 1, 2], 1, [6], "earliest place"),
+        ([1, 2, 3, 9, 1, 2], 2, [3, 9], "drafts follow the place"),
+        ([1, 1, 1, 1], 0, [], "too many drafts"),
+    ):
+        found = guess(given := list(tokens), most)
         if found is None or [*found] != right or given != tokens:
-            raise Broken(rule, f"guess({tokens}, most={most}) is {found}; {right} is right.", must)
-
-    latest = "Of several places the latest one counts: a text resembles its last sentences most."
-    asked([1, 2, 3], 2, "guess without a place", [], "Without an earlier place there is no draft.")
-    asked([5], 3, "guess without a place", [], "Without an earlier place there is no draft.")
-    asked(
-        [4, 9, 4],
-        1,
-        "guess finds the end itself",
-        [9],
-        "The end of the text is no earlier place: a place begins before len(tokens) - size.",
-    )
-    asked(
-        [7, 1, 2, 5, 9, 2, 6, 7, 1, 2],
-        1,
-        "shorter run first",
-        [5],
-        "The longest run of equal last tokens counts: try ``longest`` first, then fewer.",
-    )
-    asked(
-        [7, 7],
-        1,
-        "nearest place",
-        [7],
-        "The last token may equal the token just before it. A place begins at len(tokens) - size - "
-        "1 "
-        "at the latest.",
-    )
-    asked([1, 2, 5, 1, 2, 6, 1, 2], 1, "earliest place", [6], latest)
-    asked(
-        [1, 2, 3, 9, 1, 2],
-        2,
-        "drafts follow the place",
-        [3, 9],
-        "The drafts are the tokens that follow the earlier place, at most ``most``.",
-    )
-    asked([1, 1, 1, 1], 0, "too many drafts", [], "At most ``most`` drafts are returned.")
+            too_many = found and found[:most] == right
+            raise Broken(
+                "too many drafts" if too_many else rule,
+                f"guess({tokens}, most={most}) is {found}; {right} is right.",
+            )
 
 
 def _verify(step: Any, solutions: Mapping[int, Any]) -> None:
@@ -381,20 +299,14 @@ def _short(step: Any, solutions: Mapping[int, Any]) -> None:
     """Check that a lack of blocks is reported."""
     probe = Probe({"A": text_of("A", 20)})
     pool, seq = solutions[3].Pool(probe, 1, 4), solutions[3].Sequence("A", text_of("A", 3), 9)
+    rule, case = "shortage not reported", "6 tokens need 2 blocks, 1 is free, and verify"
     try:
-        step.verify(probe, pool, seq, probe.texts["A"][3:6])
-        seen = "raised nothing"
-    except MemoryError:
-        return
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        seen = f"raised {type(error).__name__}"
-    raise Broken(
-        "shortage not reported",
-        f"6 tokens need 2 blocks, 1 is free, and verify {seen}.",
-        "If pool.grow returns False, raise MemoryError: the tokens would have no slots.",
-    )
+        called(rule, case, step.verify, probe, pool, seq, probe.texts["A"][3:6])
+    except Broken as broken:
+        if not isinstance(broken.__cause__, MemoryError):
+            raise
+    else:
+        raise Broken(rule, f"{case} raised nothing.")
 
 
 def _verified(
@@ -404,56 +316,32 @@ def _verified(
     passes, given = probe.num_passes, list(drafts)
     result = step.verify(probe, pool, seq, given)
     case = f"With {len(drafts)} drafts, the first {num_right} of them right,"
+    if num_right == len(drafts):
+        case = f"With {count(num_right, 'right draft')}," if drafts else "Without drafts,"
     if probe.num_passes != passes + 1:
         raise Broken(
-            "one pass",
-            f"{case} verify called model.forward {probe.num_passes - passes} times.",
-            "All drafts are computed in one pass. That is the gain.",
+            "one pass", f"{case} verify called model.forward {probe.num_passes - passes} times."
         )
     right = text[: known + num_right + 1]
+    num_new = len(seq.tokens) - known
+    seen = f"{case} the sequence got {count(num_new, 'token')}; {num_right + 1} would be right."
     if len(seq.tokens) == len(right) - 1 and seq.tokens == right[:-1]:
-        raise Broken(
-            "own token missing",
-            f"{case} the sequence got {num_right} tokens.",
-            "After the right drafts comes one more token: the model's own, from the row of the "
-            "last "
-            "right draft. So each step gives at least one token.",
-        )
-    if len(seq.tokens) > len(right):
-        raise Broken(
-            "wrong draft kept",
-            f"{case} the sequence got {len(seq.tokens) - known} tokens; {num_right + 1} are right.",
-            "Stop at the first wrong draft. The drafts and rows behind it follow from a wrong "
-            "token.",
-        )
+        raise Broken("own token missing", seen)
+    if num_new > num_right + 1:
+        raise Broken("wrong draft kept", seen)
     check_tokens(probe.texts, [seq])
-    if len(seq.tokens) < len(right):
-        raise Broken(
-            "right draft dropped",
-            f"{case} the sequence got {len(seq.tokens) - known} tokens; {num_right + 1} are right.",
-            "The row of the last known token checks the first draft. The row of draft i checks "
-            "draft i + 1.",
-        )
-    if seq.num_computed > known + num_right:
-        raise Broken(
-            "wrong draft counted",
-            f"{case} num_computed is {seq.num_computed}; {known + num_right} is right.",
-            "Only the known tokens and the right drafts count as computed. The next pass writes "
-            "over "
-            "the keys of wrong drafts.",
-        )
-    if seq.num_computed < known + num_right:
-        raise Broken(
-            "right draft computed again",
-            f"{case} num_computed is {seq.num_computed}; {known + num_right} is right.",
-            "The keys of right drafts are stored and right, so they count as computed.",
-        )
+    if num_new < num_right + 1:
+        raise Broken("right draft dropped", seen)
+    more = seq.num_computed - (known + num_right)
+    if more > 0:
+        rule = "wrong draft counted" if drafts else "own token counted"
+    else:
+        rule = "computed not counted" if -more > num_right else "right draft computed again"
+    if more:
+        right_num = f"{known + num_right} would be right"
+        raise Broken(rule, f"{case} num_computed is {seq.num_computed}; {right_num}.")
     if result != num_right:
-        raise Broken(
-            "number of right drafts",
-            f"{case} verify returned {result!r}.",
-            "verify returns the number of right drafts.",
-        )
+        raise Broken("number of right drafts", f"{case} verify returned {result!r}.")
 
 
 def _trim(step: Any, solutions: Mapping[int, Any]) -> None:
@@ -464,18 +352,13 @@ def _trim(step: Any, solutions: Mapping[int, Any]) -> None:
         seq.num_computed = num_computed
         table = list(seq.table)
         step.trim(pool, seq)
-        right = -(-num_computed // 4)
-        seen = f"With {num_computed} computed tokens in blocks of 4, trim left {len(seq.table)}"
-        if len(seq.table) < right:
-            raise Broken(
-                "block freed too early",
-                f"{seen} blocks; {right} hold keys.",
-                "Round up: a partly filled block holds keys too.",
-            )
+        right = table[: -(-num_computed // 4)]
+        seen = (
+            f"With {num_computed} computed tokens in blocks of 4, trim made the table {seq.table} "
+            f"of {table}; {right} is right."
+        )
+        if len(seq.table) < len(right):
+            raise Broken("block freed too early", seen)
         audit(pool, [seq])
-        if seq.table != table[:right]:
-            raise Broken(
-                "blocks not trimmed",
-                f"{seen} blocks; {right} hold keys.",
-                "The blocks behind the last computed token go back to the pool.",
-            )
+        if seq.table != right:
+            raise Broken("blocks not trimmed", seen)

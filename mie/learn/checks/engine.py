@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from mie.base.reprs import count
 from mie.learn.checks.blocks import check_tokens
 from mie.learn.probe import Broken, Probe, audit, text_of
 
@@ -23,6 +24,14 @@ class Driver:
                 batch = super().schedule()
                 driver.see(batch)
                 return batch
+
+            def make_room(self, seq: Any, count: int) -> Any:
+                driver.see_request(seq)
+                result = super().make_room(seq, count)
+                if result is None:
+                    seen = f"make_room for {seq.name} returned None."
+                    raise driver._broken("make_room returns nothing", seen)
+                return result
 
         driver = self
         self.probe, self.pool, self.is_shared = probe, pool, is_shared
@@ -53,10 +62,8 @@ class Driver:
                 self.add(seq)
             if self.num_steps > MAX_STEPS:
                 raise Broken(
-                    "no end",
+                    "waits for ever",
                     f"After {MAX_STEPS} steps {self._names(self.engine.waiting)} still waits.",
-                    "The oldest sequence is never preempted, so it makes progress until it is "
-                    "done.",
                 )
             self.step()
         audit(self.pool, self.seqs, self.is_shared)
@@ -74,9 +81,18 @@ class Driver:
     def _names(seqs: Sequence[Any]) -> str:
         return ", ".join(seq.name for seq in seqs)
 
-    @property
-    def _now(self) -> str:
-        return f"In step {self.num_steps + 1}"
+    def _broken(self, rule: str, seen: str) -> Broken:
+        return Broken(rule, f"In step {self.num_steps + 1} {seen}")
+
+    def see_request(self, seq: Any) -> None:
+        """Check that a sequence that needs room has not been preempted in this step.
+
+        Raises:
+            Broken: it has been.
+        """
+        if seq in self._running and seq not in self.engine.running:
+            seen = f"{seq.name} was preempted, and schedule calls make_room for it all the same."
+            raise self._broken("victim computes", seen)
 
     def see(self, batch: Any) -> None:
         """Check a batch, and the queues after it was made.
@@ -87,132 +103,97 @@ class Driver:
         if not isinstance(batch, list) or not all(
             isinstance(each, tuple) and len(each) == 2 for each in batch
         ):
-            raise Broken(
-                "shape of the batch",
-                f"{self._now}, schedule returned {type(batch).__name__}: {str(batch)[:60]}.",
-                "It returns a list of (sequence, count).",
-            )
-        shown = ", ".join(f"({seq.name}, {count})" for seq, count in batch)
+            raise self._broken("shape of the batch", f"schedule returned {str(batch)[:60]}.")
+        shown = ", ".join(f"({seq.name}, {num})" for seq, num in batch)
         if not batch and (self._running or self._waiting):
-            raise Broken(
+            raise self._broken(
                 "no progress",
-                f"{self._now} the batch is empty, although "
+                f"the batch is empty, although "
                 f"{self._names([*self._running, *self._waiting])} could compute.",
-                "A step always computes something while a sequence is not done.",
             )
-        total = sum(count for _, count in batch)
+        total = sum(num for _, num in batch)
         if total > self.engine.budget:
-            raise Broken(
+            raise self._broken(
                 "budget exceeded",
-                f"{self._now} the batch [{shown}] has {total} tokens, with a budget of "
-                f"{self.engine.budget}.",
-                "The counts of a step are at most the budget together: subtract each count, and "
-                "cut the next one.",
+                f"the batch [{shown}] has {total} tokens, with a budget of {self.engine.budget}.",
             )
-        self._see_queues()
+        self._see_queues(batch)
         self._see_preempted(batch)
         audit(self.pool, self.seqs, self.is_shared)
         self._see_counts(batch, shown, total)
         self._see_admissions(batch, total)
 
-    def _see_queues(self) -> None:
+    def _see_queues(self, batch: Any) -> None:
         running, waiting = self.engine.running, self.engine.waiting
         for seq in self.seqs:
             places = running.count(seq) + waiting.count(seq)
             if places > 1:
-                raise Broken(
+                raise self._broken(
                     "in two queues",
-                    f"{self._now} {seq.name} is {running.count(seq)} times in running and "
-                    f"{waiting.count(seq)} times in waiting.",
-                    "A sequence waits or runs. Who moves to one list leaves the other.",
+                    f"{seq.name} stands in running {count(running.count(seq), 'time')}, and in "
+                    f"waiting {count(waiting.count(seq), 'time')}.",
                 )
             if seq in [*self._running, *self._waiting] and not places:
-                raise Broken(
-                    "sequence lost",
-                    f"{self._now} {seq.name} is neither running nor waiting, and not done.",
-                    "A victim goes to the head of the waiting queue, and an admitted sequence to "
-                    "the running ones.",
+                raise self._broken(
+                    "sequence lost", f"{seq.name} is neither running nor waiting, and not done."
                 )
             if seq.tokens != self._texts[seq.name]:
-                raise Broken(
-                    "tokens lost",
-                    f"{self._now} schedule has changed the tokens of {seq.name}.",
-                    "A victim keeps its tokens, those that were generated too. Only the keys are "
-                    "computed again.",
-                )
+                raise self._broken("tokens lost", f"schedule has changed the tokens of {seq.name}.")
             if seq in waiting and seq.table:
-                raise Broken(
-                    "victim keeps blocks",
-                    f"{self._now} {seq.name} waits, and still has the blocks {seq.table}.",
-                    "A victim gives all its blocks back, and others take them.",
-                )
+                seen = f"{seq.name} waits, and still has the blocks {seq.table}"
+                if seq in [each for each, _ in batch]:
+                    raise self._broken("victim computes", f"{seen}, and the batch computes it.")
+                raise self._broken("victim keeps blocks", f"{seen}.")
 
     def _see_preempted(self, batch: Any) -> None:
         running, waiting = self.engine.running, self.engine.waiting
         victims = [seq for seq in self._running if seq not in running]
         stayed = [seq for seq in self._running if seq in running]
-        computing = [seq for seq, _ in batch]
         new = [seq for seq in running if seq not in self._running]
         for victim in victims:
             older = [seq for seq in stayed if self.key(seq) > self.key(victim)]
+            if older and self.has_policy:
+                ranks = [self.key(seq)[0] for seq in (victim, older[0])]
+                seen = "{} (rank {}) was preempted, and {} (rank {}) stayed."
+                raise self._broken(
+                    "wrong victim", seen.format(victim.name, ranks[0], older[0].name, ranks[1])
+                )
             if older:
-                raise Broken(
-                    "wrong victim",
-                    f"{self._now} {victim.name} was preempted, and {older[0].name} stayed.",
-                    "Preempt the youngest first (with a policy: the largest rank). Then the oldest "
-                    "is never preempted, and every sequence finishes.",
+                raise self._broken(
+                    "wrong victim", f"{victim.name} was preempted, and {older[0].name} stayed."
                 )
-        for victim in victims:
-            if victim in computing:
-                raise Broken(
-                    "victim computes",
-                    f"{self._now} {victim.name} was preempted, and the batch computes it.",
-                    "A sequence that was preempted has no blocks, and computes nothing in the "
-                    "step.",
-                )
+        for seq, _ in batch:
+            if seq in victims:
+                seen = f"{seq.name} was preempted, and the batch computes it."
+                raise self._broken("victim computes", seen)
         if victims and new:
-            raise Broken(
+            raise self._broken(
                 "admits after a preemption",
-                f"{self._now} {victims[0].name} was preempted, and {new[0].name} was admitted.",
-                "A step that preempts admits none. Otherwise a newcomer takes the blocks that were "
-                "just made free.",
+                f"{victims[0].name} was preempted, and {new[0].name} was admitted.",
             )
         # A policy may sort its queue later: then victims stand at the head until the next step.
-        queue = [seq for seq in waiting if seq not in victims]
-        heads = waiting[: len(victims)]
-        if sorted(queue, key=self.key) != queue or any(v not in heads for v in victims):
-            seen = f"{self._now} the queue is {self._names(waiting)}."
-            if self.has_policy:
-                raise Broken(
-                    "queue not sorted",
-                    f"{seen} By rank it is {self._names(sorted(waiting, key=self.key))}.",
-                    "Before each step, sort waiting and running by rank. An arrival goes to the "
-                    "end, "
-                    "and a victim to the head, and neither must stay there.",
-                )
-            raise Broken(
-                "order of the queue",
-                seen,
-                "A victim goes to the head of the queue, because it is older than all that wait "
-                "there.",
-            )
+        right = sorted(waiting, key=self.key)
+        rest = [seq for seq in right if seq not in victims]
+        has_heads = {seq.name for seq in waiting[: len(victims)]} == {v.name for v in victims}
+        if waiting != right and not (has_heads and waiting[len(victims) :] == rest):
+            rule = "queue not sorted" if self.has_policy else "order of the queue"
+            by_rank = f" By rank it is {self._names(right)}." * self.has_policy
+            raise self._broken(rule, f"the queue is {self._names(waiting)}.{by_rank}")
 
     def _see_counts(self, batch: Any, shown: str, total: int) -> None:
-        counts = {seq.name: count for seq, count in batch}
-        for seq, count in batch:
+        counts = {seq.name: num for seq, num in batch}
+        for seq, num in batch:
             missing = len(seq.tokens) - seq.num_computed
-            if not 1 <= count <= missing or len([x for x, _ in batch if x is seq]) > 1:
-                raise Broken(
+            if not 1 <= num <= missing or len([x for x, _ in batch if x is seq]) > 1:
+                raise self._broken(
                     "count of a sequence",
-                    f"{self._now} the batch is [{shown}], and {seq.name} misses {missing} tokens.",
-                    "A sequence is in the batch once, with 1 to len(tokens) - num_computed tokens.",
+                    f"the batch is [{shown}], and {seq.name} misses {count(missing, 'token')}.",
                 )
-            if len(seq.table) * self.pool.block_size < seq.num_computed + count:
-                raise Broken(
+            if len(seq.table) * self.pool.block_size < seq.num_computed + num:
+                raise self._broken(
                     "no room for the tokens",
-                    f"{self._now} {seq.name} computes {count} tokens after {seq.num_computed}, and "
-                    f"its table has {len(seq.table)} blocks of {self.pool.block_size}.",
-                    "make_room or admit finds blocks before a sequence joins the batch.",
+                    f"{seq.name} computes {count(num, 'token')} after {seq.num_computed}, and its "
+                    f"table has {count(len(seq.table), 'block')} of {self.pool.block_size}.",
                 )
         new = [seq for seq, _ in batch if seq not in self._running]
         for seq in self._running:
@@ -220,58 +201,50 @@ class Driver:
                 continue
             left = len(seq.tokens) - seq.num_computed - counts.get(seq.name, 0)
             if left and new:
-                raise Broken(
+                raise self._broken(
                     "newcomers first",
-                    f"{self._now} {new[0].name} was admitted, and the running {seq.name} got "
+                    f"{new[0].name} was admitted, and the running {seq.name} got "
                     f"{counts.get(seq.name, 0)} of its {left + counts.get(seq.name, 0)} tokens.",
-                    "Running sequences come first. Newcomers get the rest of the budget.",
                 )
             if left and total < self.engine.budget:
-                raise Broken(
+                raise self._broken(
                     "running sequence skipped",
-                    f"{self._now} {seq.name} got {counts.get(seq.name, 0)} tokens, misses {left} "
+                    f"{seq.name} got {counts.get(seq.name, 0)} tokens, misses {left} "
                     f"more, and {self.engine.budget - total} tokens of the budget are left.",
-                    "Each running sequence computes all tokens that it misses, while there is "
-                    "budget.",
                 )
 
     def _see_admissions(self, batch: Any, total: int) -> None:
         new = [seq for seq in self.engine.running if seq not in self._running]
         order = sorted(self._waiting, key=self.key)
         if new != order[: len(new)]:
-            raise Broken(
+            raise self._broken(
                 "overtaken",
-                f"{self._now} schedule admitted {self._names(new)}, and the queue was "
-                f"{self._names(order)}.",
-                "The head of the queue is admitted first. If it does not fit, nobody is admitted.",
+                f"schedule admitted {self._names(new)}, and the queue was {self._names(order)}"
+                f"{' by rank' if self.has_policy else ''}.",
             )
         for seq in new:
             if len(seq.table) * self.pool.block_size < len(seq.tokens):
-                raise Broken(
+                raise self._broken(
                     "admitted without blocks",
-                    f"{self._now} {seq.name} was admitted with {len(seq.table)} blocks for "
+                    f"{seq.name} was admitted with {count(len(seq.table), 'block')} for "
                     f"{len(seq.tokens)} tokens.",
-                    "self.admit(seq) reserves blocks for all tokens, so that a prompt, once "
-                    "started, never stops for lack of memory.",
                 )
         preempts = any(seq not in self.engine.running for seq in self._running)
         if order[len(new) :] and not preempts and total < self.engine.budget and not self.is_shared:
             head = order[len(new)]
             if -(-len(head.tokens) // self.pool.block_size) <= len(self.pool.free):
-                raise Broken(
+                raise self._broken(
                     "not admitted",
-                    f"{self._now} {head.name} waits, although {len(self.pool.free)} blocks are "
-                    f"free "
-                    f"and {self.engine.budget - total} tokens of the budget are left.",
-                    "Sequences are admitted while there are budget and blocks.",
+                    f"{head.name} waits, although {len(self.pool.free)} blocks are "
+                    f"free and {self.engine.budget - total} tokens of the budget are left.",
                 )
 
 
 def sequences(sequence_class: Any, **lengths: tuple[int, int]) -> dict[str, Any]:
     """Return sequences by name. A length is that of the prompt and of the answer."""
     return {
-        name: sequence_class(name, text_of(name, prompt), count)
-        for name, (prompt, count) in lengths.items()
+        name: sequence_class(name, text_of(name, prompt), answer)
+        for name, (prompt, answer) in lengths.items()
     }
 
 
@@ -310,29 +283,23 @@ def _admission(step: Any, solutions: Mapping[int, Any]) -> None:
             return True
 
         engine.admit = admit
-        counts = {seq.name: count for seq, count in engine.schedule()}
+        counts = {seq.name: num for seq, num in engine.schedule()}
         if budget == 1 and counts != {"A": 1}:
             raise Broken(
                 "count of a sequence",
                 f"A and B run with a budget of 1, and the counts are {counts}.",
-                "A sequence in the batch computes at least one token. Leave it out if the budget "
-                "is "
-                "spent.",
             )
         if num_blocks == 3 and len(engine.running) > 1:
             raise Broken(
                 "admits after a preemption",
-                "With a known prefix that needs no blocks, schedule preempted B and admitted "
-                f"{engine.running[1].name}.",
-                "A step that preempts admits none. Otherwise a newcomer takes the blocks that were "
-                "just made free.",
+                "The first tokens of C were known and needed no blocks: schedule preempted B and "
+                f"admitted {engine.running[1].name}.",
             )
         if (num_blocks, budget) == (8, 20) and counts.get("C") != 5:
             raise Broken(
                 "count of a sequence",
-                "4 of 9 tokens of C were computed when it was admitted, and it got the count "
-                f"{counts.get('C')}.",
-                "A newcomer computes the tokens that it misses: len(tokens) - num_computed.",
+                "With a known prefix, as in step 6, 4 of 9 tokens of C were computed when it was "
+                f"admitted, and it got the count {counts.get('C')}; 5 is right.",
             )
 
 
@@ -344,7 +311,14 @@ def check_9(step: Any, solutions: Mapping[int, Any]) -> None:
         return step.ShortestFirst(Probe(texts), solutions[3].Pool(Probe(texts), 6, 4), 16, ageing)
 
     _rank(engine)
-    _added(engine(2), sequences(solutions[3].Sequence, A=(7, 10))["A"])
+    given = sequences(solutions[3].Sequence, A=(7, 10), B=(20, 10))
+    _added(engine(2), given["A"])
+    try:
+        engine(2).add(given["B"])
+    except ValueError:
+        pass
+    else:
+        raise Broken("not refused", "add accepted 30 tokens for a pool of 6 blocks of 4.")
     for ageing, num_blocks in [(1, 6), (3, 5)]:
         pool = solutions[3].Pool(probe := Probe(texts), num_blocks, 4)
 
@@ -366,8 +340,6 @@ def check_9(step: Any, solutions: Mapping[int, Any]) -> None:
                 raise Broken(
                     "rank changed",
                     f"The rank of {seq.name} is {noted} in the end, and was {right} at arrival.",
-                    "A rank is fixed when the sequence arrives: its whole job, and the number of "
-                    "steps before.",
                 )
 
 
@@ -380,44 +352,29 @@ def _added(engine: Any, seq: Any) -> None:
     engine.num_steps = 3
     engine.add(seq)
     if seq not in engine.waiting:
-        raise Broken(
-            "sequence lost",
-            "After add, the sequence does not wait.",
-            "super().add(seq) appends it to the queue.",
-        )
+        raise Broken("not queued", "After add, the sequence does not wait.")
     noted = engine.ranks.get(seq.name)
     if noted != seq.max_tokens + 6:
         raise Broken(
             "rank at arrival",
             f"7 tokens of a prompt and 10 of an answer arrived after 3 steps, with ageing 2: the "
             f"rank is {noted}; {seq.max_tokens + 6} is right.",
-            "self.ranks[seq.name] is the rank of the whole job, seq.max_tokens, and of the number "
-            "of steps so far.",
         )
 
 
 def _rank(engine: Callable[[int], Any]) -> None:
     short, long = engine(2).rank(5, 3), engine(2).rank(9, 3)
     if short is None or short >= long:
-        raise Broken(
-            "longest job first",
-            f"rank(5, 3) is {short}, and rank(9, 3) is {long}.",
-            "The smallest rank is served first, so a shorter job has a smaller rank.",
-        )
+        raise Broken("longest job first", f"rank(5, 3) is {short}, and rank(9, 3) is {long}.")
     early, late = engine(2).rank(5, 0), engine(2).rank(5, 10)
     if late <= early:
         raise Broken(
             "no ageing" if late == early else "ageing backwards",
             f"With ageing 2, rank(5, 0) is {early}, and rank(5, 10) is {late}.",
-            "A later arrival gets a larger rank. Otherwise short jobs that keep arriving let a "
-            "long one wait for ever.",
         )
     if late - early != 20 or long - short != 4:
         raise Broken(
             "amount of ageing",
             f"With ageing 2, 10 steps change the rank by {late - early}, and 4 tokens by "
             f"{long - short}.",
-            "rank = job + ageing * arrival: with each step, a waiting job becomes ``ageing`` "
-            "tokens "
-            "shorter.",
         )

@@ -27,6 +27,7 @@ else:
 ROOT = Path(__file__).parents[3]
 TABLE = ROOT / "tests/planted/lessons.toml"
 MISTAKES = tomllib.loads(TABLE.read_text(encoding="utf-8"))["mistake"]
+LEARN = ROOT / "mie/learn"
 ALL = exercises()
 
 
@@ -148,6 +149,13 @@ OTHER_ANSWERS = {
         "            for tokens in [t for t, b in self.known.items() if b == block]:\n"
         "                del self.known[tokens]\n",
     ),
+    "a queue that is sorted after the step": (
+        9,
+        "        return super().schedule()\n",
+        "        batch = super().schedule()\n"
+        "        self.waiting.sort(key=lambda seq: self.ranks[seq.name])\n"
+        "        return batch\n",
+    ),
     "dequantised rows": (
         7,
         "    return (sums * scales.T[:, None]).sum(0)\n",
@@ -171,6 +179,28 @@ def test_there_are_forty_typical_mistakes_in_all_exercises():
     assert len({(row["step"], row["name"]) for row in MISTAKES}) == len(MISTAKES) >= 40
     assert {row["step"] for row in MISTAKES} == {*CHECKS} == {each.number for each in ALL}
     assert len({row["rule"] for row in MISTAKES}) >= 40
+
+
+def test_the_table_explains_each_rule_that_a_check_names():
+    rules = json.loads((LEARN / "rules.json").read_text(encoding="utf-8"))
+    named, nodes = set(), []
+    for path in [LEARN / "probe.py", *(LEARN / "checks").glob("*.py")]:
+        nodes += ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    for node in nodes:
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+            "Broken",
+            "self._broken",
+            "driver._broken",
+            "called",
+        ):
+            named |= {x.value for x in ast.walk(node.args[0]) if isinstance(x, ast.Constant)}
+    named = {each for each in named if isinstance(each, str)}
+    explained = {rule for section in rules.values() for rule in section}
+    assert len(named) > 100
+    assert named <= explained
+    strings = {x.value for x in nodes if isinstance(x, ast.Constant)}
+    assert explained <= strings
+    assert {row["rule"] for row in MISTAKES} <= explained
 
 
 @pytest.mark.parametrize("row", MISTAKES, ids=lambda row: f"{row['step']}: {row['name']}")
@@ -221,6 +251,7 @@ def test_a_rare_mistake_gets_the_token_and_no_rule(steps: Steps):
     assert verdict.lines[0] == "step_4.py: a token differs from the oracle's."
     assert re.match(r"Request \w, position \d+: the token is ", verdict.lines[1])
     assert "Every rule that the check knows is kept" in verdict.lines[-2]
+    assert "mie learn solution 4" in verdict.lines[-2]
 
 
 def test_a_failure_shows_the_learners_lines_only(steps: Steps):
@@ -293,6 +324,7 @@ def test_a_right_answer_is_noted_until_it_changes(folder: Path, capsys):
     out = capsys.readouterr().out
     assert "It printed:\n  hello\n" in out
     assert "step_3.py is right." in out
+    assert f"Go on with: mie learn next {folder}\n" in out
     assert main(["learn", "status", str(folder)]) == 0
     out = capsys.readouterr().out
     assert re.search(r"step_3.py +blocks and tables +solved\n", out)
