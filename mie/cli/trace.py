@@ -148,10 +148,11 @@ def _table(segments: Iterator[Segment], every: int | None) -> Iterator[str]:
     num_blocks, block_size = pool["num_blocks"], pool["block_size"]
     num_host = pool["num_host_blocks"]
     host = f", and {count(num_host, 'block')} on the host" if num_host else ""
-    yield f"{count(num_blocks, 'block')} of {count(block_size, 'slot')}{host}"
+    every = every or max(1, ceil_div(len(steps), MAX_ROWS))
+    rows = f"; a row covers {every} steps" if every > 1 else ""
+    yield f"{count(num_blocks, 'block')} of {count(block_size, 'slot')}{host}{rows}"
     yield ""
     yield _line([*_WIDTHS])
-    every = every or max(1, ceil_div(len(steps), MAX_ROWS))
     for start in range(0, len(steps), every):
         yield _line(_row(steps[start : start + every], num_blocks, block_size))
     yield ""
