@@ -36,15 +36,10 @@ class ToolChoice:
     tools: tuple[Tool, ...]
     is_forced: bool
     """Whether the answer is a call, and nothing else."""
-    most_calls: int = MOST_CALLS
-    """Calls that the answer may have."""
+    may_repeat: bool
+    """Whether the answer may have several calls."""
     is_subset: bool = False
     """Whether the request has tools that may not be called."""
-
-    @property
-    def may_repeat(self) -> bool:
-        """Whether the answer may have several calls."""
-        return self.most_calls > 1
 
     @property
     def names(self) -> frozenset[str]:
@@ -77,10 +72,10 @@ def tool_choice_of(
             raise RequestError(f"tool_choice needs tools; got {shown(tool_choice)} without them")
         return None
     known = _tools(tools)
-    most_calls = 1 if parallel_tool_calls is False else MOST_CALLS
-    allowed, mode = known, tool_choice
+    allowed, mode, may_repeat = known, tool_choice, parallel_tool_calls is not False
     if isinstance(tool_choice, Mapping) and tool_choice.get("type") == "function":
-        allowed, mode, most_calls = (_named(tool_choice, known, "tool_choice"),), "required", 1
+        allowed, mode = (_named(tool_choice, known, "tool_choice"),), "required"
+        may_repeat = False
     elif isinstance(tool_choice, Mapping) and tool_choice.get("type") == "allowed_tools":
         allowed, mode = _allowed(tool_choice.get("allowed_tools"), known)
     if mode == "none":
@@ -94,7 +89,7 @@ def tool_choice_of(
     return ToolChoice(
         tools=allowed,
         is_forced=mode == "required",
-        most_calls=most_calls,
+        may_repeat=may_repeat,
         is_subset=len(allowed) < len(known),
     )
 

@@ -80,7 +80,8 @@ class _Calls:
     def alone(self) -> Format:
         """Return calls of the tools that may be called, and nothing else."""
         written = literals_of(self._form, is_forced=self._choice.is_forced)
-        return self._grammar(self._terms(written.begin), written, self._terms(written.end))
+        begin, end = self._terms(written.begin), self._terms(written.end)
+        return self._grammar(begin, written, end, holds_all=True)
 
     def in_text(self) -> Format | None:
         """Return text with calls in it. None if nothing restricts the calls.
@@ -115,27 +116,36 @@ class _Calls:
             "stop_after_first": not choice.may_repeat,
         }
 
-    def _grammar(self, begin: str, written: Literals, end: str) -> Format:
-        """Return calls after the beginning of the first call."""
+    def _grammar(
+        self, begin: str, written: Literals, end: str, *, holds_all: bool = False
+    ) -> Format:
+        """Return calls after the beginning of the first call.
+
+        With ``holds_all`` the arguments of all functions follow their schemas, strict or not.
+        """
         form, choice = self._form, self._choice
         rules = None
         if form.parameters is not None:
             rules = ArgumentRules(form.parameters, self._terms)
-        calls = [self._call(tool, written, rules) for tool in choice.tools]
+        calls = [
+            self._call(tool, written, rules, is_held=holds_all or tool.is_strict)
+            for tool in choice.tools
+        ]
         again = f"({self._terms(written.again)} call){{0,{MOST_CALLS - 1}}}"
         start = f"start: {begin} call {again if choice.may_repeat else ''} {end}"
         more = [] if rules is None else rules.rules
         text = "\n".join([start, "call: " + "\n  | ".join(calls), *more])
         return {"type": "grammar", "grammar": text, "disable_additional_properties": True}
 
-    def _call(self, tool: Tool, written: Literals, rules: ArgumentRules | None) -> str:
+    def _call(
+        self, tool: Tool, written: Literals, rules: ArgumentRules | None, *, is_held: bool
+    ) -> str:
         form = self._form
         after = self._terms(written.after)
         # The number of a call is free, because one rule writes all calls.
         name = f"{self._terms(tool.name)} /:[0-9]{{1,2}}/ {self._terms(form.name_close)}"
         if not form.has_index:
             name = self._terms(tool.name + written.middle)
-        is_held = self._choice.is_forced or tool.is_strict
         if rules is not None:
             arguments = rules.of(tool) if is_held else rules.free(written.after)
             return f"{name} {arguments} {after if is_held else ''}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -12,6 +13,10 @@ import pytest
 
 from mie import LLM, CompletionOutput, RequestOutputKind, SamplingParams
 from mie.errors import RequestError
+from mie.text.tools.definitions import tool_choice_of
+from mie.text.tools.forced import parts_of
+from mie.text.tools.formats import HARMONY, AnswerFormat
+from mie.text.tools.table import CALLS
 
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
 
@@ -190,6 +195,44 @@ def test_a_strict_function_gets_arguments_of_its_schema(name: str):
     [call] = choice.tool_calls or ()
     assert call.name == "weather"
     jsonschema.validate(json.loads(call.arguments), SCHEMA)
+
+
+ENDS: dict[str, Any] = {"temperature": 1000.0, "max_tokens": 400, "n": 2}
+
+
+TAGGED = [name for name, form in CALLS.items() if form.triggers and form != HARMONY]
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_every_format_with_tags_holds_strict_functions(name: str):
+    """The answer begins with the tags of a call, and the rest is sampled."""
+    llm = bundled("none")
+    begin = CALLS[name].triggers[0]
+    ids = llm.tokenizer.encode(f"So. {begin}", add_special_tokens=False)
+    options: dict[str, Any] = {"tools": TOOLS[:1], "parallel_tool_calls": False}
+    form = format_of(name, **options)
+    params = SamplingParams(trace_decode_token_ids=ids, seed=2, **ENDS)
+    prompt = {"prompt": "Who?", "answer": form}
+    [output] = llm.generate([prompt], params, use_tqdm=False)
+    for choice in output.outputs:
+        assert choice.finish_reason == "stop"
+        assert choice.text.strip() == "So."
+        [called] = choice.tool_calls or ()
+        assert called.name == "weather"
+        jsonschema.validate(json.loads(called.arguments), SCHEMA)
+    wrong = llm.tokenizer.encode(f"So. {begin}?", add_special_tokens=False)
+    with pytest.raises(RequestError, match="tools does not allow"):
+        llm.generate([prompt], SamplingParams(trace_decode_token_ids=wrong), use_tqdm=False)
+
+
+def format_of(name: str, **options: Any) -> AnswerFormat:
+    """Return the format of answers of a model that writes calls in a certain way."""
+    choice = tool_choice_of(options["tools"], None, options["parallel_tool_calls"])
+    assert choice is not None
+    form = AnswerFormat(
+        calls=CALLS[name], names=choice.names, schemas=choice.schemas, may_repeat=False
+    )
+    return replace(form, parts=parts_of(form, choice, lambda text: None, is_new=True))
 
 
 def test_the_arguments_of_other_functions_are_free():
