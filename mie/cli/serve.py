@@ -99,6 +99,7 @@ def run(args: argparse.Namespace) -> int:
 _OF_ONE_MODEL = (
     *("served_model", "model", "served_model_name", "tokenizer", "tokenizer_revision", "revision"),
     *("hf_overrides", "chat_template", "trace", "replicas", "ray_address", "autoscaling"),
+    *("enable_lora", "lora_modules", "max_loras", "max_lora_rank"),
 )
 """Options that are for one model, and make no sense with ``--models-dir``."""
 

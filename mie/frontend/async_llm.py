@@ -253,6 +253,16 @@ class AsyncLLM:
         """Return the numbers of the loaded adapters."""
         return self._llm.llm_engine.list_loras()
 
+    async def next_lora_id(self) -> int:
+        """Return a number that no loaded adapter has."""
+        return self._llm.llm_engine.required_adapters().next_id
+
+    @property
+    def adapters(self) -> dict[str, LoRARequest]:
+        """The loaded adapters by name."""
+        adapters = self.loop.engine.adapters
+        return {each.request.lora_name: each.request for each in adapters or ()}
+
     async def index_vocabulary(self) -> None:
         """Prepare for structured outputs, so that the first one does not delay other requests.
 

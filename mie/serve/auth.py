@@ -30,6 +30,8 @@ So are the open ones, ``/v1/…`` and ``/api/…``.
 Every other route, and each that is added, is the admin's.
 """
 
+ADAPTER_ROUTES = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+"""Routes under ``/v1`` that are the admin's, because they change the server for all clients."""
 
 NUM_FREE = 10
 """Wrong keys of a client that are answered at once."""
@@ -109,6 +111,8 @@ class Authentication:
 
 def is_of_clients(route: str) -> bool:
     """Return whether every key may use a route although there is an admin key."""
+    if route in ADAPTER_ROUTES:
+        return False
     return route.startswith(("/v1/", "/api/")) or route in CLIENT_ROUTES
 
 

@@ -239,7 +239,8 @@ async def read(request: Request, cls: type[B], kind: Callable[..., R]) -> R:
     """
     serving: Serving = request.app.state.serving
     body = parse(await request.body(), cls, serving)
-    model = serving.check_model(getattr(body, "model", None))
+    is_general = "model" not in cls.model_fields
+    model = serving.names[0] if is_general else serving.check_model(getattr(body, "model", None))
     asked = kind(body=body, model=model, headers={}, serving=serving, scope=request.scope)
     asked.ignore(*itertools.islice(ignored_fields(body), MAX_NAMED))
     return asked

@@ -54,6 +54,7 @@ class ServeConfig:
     highest_priority: int = 0
     keepalive_interval: float = 10.0
     max_chunks_per_second: float = 2000.0
+    allow_runtime_lora_updating: bool = False
 
     def __post_init__(self) -> None:
         check_settings(self)

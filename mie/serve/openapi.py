@@ -25,7 +25,7 @@ from mie.serve.serving import Asked, Serving
 STATUSES = {
     400: "The request is wrong, or asks for something that is not supported; `param` names it.",
     401: "The key is missing or wrong.",
-    403: "The route needs the admin key.",
+    403: "The route needs the admin key, or an option of the server.",
     404: "There is no such model or request.",
     409: "Requests hold blocks.",
     413: "The body is too large.",
@@ -130,6 +130,8 @@ def _of_server(serving: Serving) -> dict[str, Any]:
         "n": {"type": ["integer", "null"], "minimum": 1, "maximum": facts.max_num_seqs},
         "tokens": {"type": "array", "items": token},
     }
+    if serving.engine.engine_config.enable_lora:
+        del found["model"]  # adapters come and go
     if serving.engine.engine_config.scheduling_policy != "priority":
         found["priority"] = {"enum": [None, 0], "description": "The server serves in turn."}
     if not config.trust_request_chat_template:

@@ -20,6 +20,12 @@ from mie.serve.errors import ApiError
 from mie.serve.ollama import answers as ollama
 from mie.serve.ollama import models as ollama_models
 from mie.serve.ollama.protocol import ChatRequest, GenerateRequest, ShowRequest
+from mie.serve.openai.adapters import (
+    LoadAdapterRequest,
+    UnloadAdapterRequest,
+    load_adapter,
+    unload_adapter,
+)
 from mie.serve.openai.chat import ChatWriter
 from mie.serve.openai.completions import CompletionWriter
 from mie.serve.openai.protocol import ChatCompletionRequest, CompletionRequest
@@ -35,7 +41,7 @@ from mie.serve.openai.tokenize import (
     tokenizer_info,
 )
 from mie.serve.openapi import Operation, document
-from mie.serve.serving import Serving
+from mie.serve.serving import Serving, names_of
 from mie.serve.writer import json_response
 
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -43,9 +49,9 @@ _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 async def _list_models(request: Request) -> Response:
-    """List the model once for each name that clients may use."""
+    """List the model once for each name that clients may use, and its adapters."""
     serving: Serving = request.app.state.serving
-    models = [model_of(name, serving) for name in serving.names]
+    models = [model_of(name, serving) for name in (*serving.names, *serving.engine.adapters)]
     return json_response({"object": "list", "data": models})
 
 
@@ -56,15 +62,16 @@ async def _retrieve_model(request: Request) -> Response:
 
 
 def model_of(name: str, serving: Serving) -> dict[str, Any]:
-    """Return the description of a loaded model."""
+    """Return the description of a loaded model, or of an adapter."""
+    adapter = serving.adapter_of(name)
     defaults = {name: getattr(serving.default_params, name) for name in _DEFAULTS}
     return {
         "id": name,
         "object": "model",
         "created": serving.created,
         "owned_by": "mie",
-        "root": serving.facts.model,
-        "parent": None,
+        "root": names_of(adapter.lora_path)[0] if adapter else serving.facts.model,
+        "parent": serving.names[0] if adapter else None,
         "max_model_len": serving.facts.max_model_len,
         "default_sampling_params": defaults,
     }
@@ -155,6 +162,8 @@ _ROWS: tuple[tuple[Any, ...], ...] = (
     ("get", "/api/ps", ollama_models.running, "OllamaModels"),
     ("get", "/api/version", ollama_models.version, "Version"),
     ("get", "/v1/models", _list_models, "Models"),
+    ("post", "/v1/load_lora_adapter", load_adapter, "Success", LoadAdapterRequest, (403,)),
+    ("post", "/v1/unload_lora_adapter", unload_adapter, "Success", UnloadAdapterRequest, (403,)),
     ("get", "/v1/models/{id}", _retrieve_model, "Model", None, (404,)),
     ("post", "/v1/requests/{id}/cancel", _cancel, "Cancelled", None, (404, 413)),
     ("post", "/reset_prefix_cache", _reset_prefix_cache, "Reset", None, (409, 413)),

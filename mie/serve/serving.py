@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from starlette.types import Scope
 
 from mie.base.version import __version__
+from mie.config.adapters import LoRARequest
 from mie.config.engine import EngineConfig
 from mie.config.params.sampling import RequestOutputKind, SamplingParams
+from mie.errors import ConfigError
 from mie.frontend.async_llm import AsyncLLM, ModelFacts
 from mie.serve.asgi import Pace, route_of
 from mie.serve.config import ServeConfig
@@ -138,6 +140,8 @@ class Serving:
         self.chat_template = template_given(self.config.chat_template)
         names = self.config.served_model_name or names_of(self.facts.model)
         self.names = tuple(map(in_utf8, names))
+        for name in {*self.names} & self.engine.adapters.keys():
+            raise ConfigError(f"lora_modules has {name!r}, a name of the model (choose another)")
         self.system_fingerprint = f"fp_{self.digest[:12]}"
         self.defaults: Mapping[str, Any] = dict(self.engine.generation_config.sampling)
         """Sampling parameters that the model's files, or the command line, recommend."""
@@ -147,6 +151,8 @@ class Serving:
         self.pace = Pace(self.config.max_chunks_per_second)
         self.writing = asyncio.Lock()
         """Held while a large answer is written. One large answer is written at a time."""
+        self.adapting = asyncio.Lock()
+        """Held while an adapter is loaded or unloaded."""
         self.running: dict[str, Writer[Any]] = {}
         """The answers that are being generated, by their ids."""
 
@@ -180,9 +186,22 @@ class Serving:
             return self.names[0]
         if name is None:
             raise invalid("model is missing (--strict-openai demands it)", "model")
-        if not {name, str(name).removesuffix(LATEST)} & {*self.names}:
-            raise no_model(name, self.names)
+        self.adapter_of(name)
         return str(name)
+
+    def adapter_of(self, name: object) -> LoRARequest | None:
+        """Return the adapter that a model's name means, or None for the model itself.
+
+        Raises:
+            ApiError: neither has the name.
+        """
+        adapters, names = self.engine.adapters, (str(name), str(name).removesuffix(LATEST))
+        if {*names} & {*self.names}:
+            return None
+        for each in names:
+            if each in adapters:
+                return adapters[each]
+        raise no_model(name, [*self.names, *adapters])
 
     def is_first_report(self, text: str) -> bool:
         """Return whether a text is logged for the first time, as long as not too many are."""

@@ -327,6 +327,7 @@ class Writer(Asked[A], EventStream, ABC):
                 cache_salt=salt_of(self.scope, body.cache_salt),
                 caller=self.scope.get("mie.client"),
                 add_special_tokens=self.add_special_tokens,
+                lora_request=serving.adapter_of(self.model),
             )
         rest = serving.facts.max_model_len - len(prepared.token_ids)
         if self.limit is not None and self.limit[1] > rest:
