@@ -81,6 +81,11 @@ def parse_sampling(name: str, text: str) -> Any:
 
 def load_llm(args: argparse.Namespace, trace: TextIO | None = None, **more: Any) -> LLM:
     """Load the model that ``args`` names, with its engine options and ``more`` settings."""
+    if args.enable_lora or args.lora_modules:
+        raise ConfigError(
+            "--enable-lora has no effect here, because prompts of this command name no adapter "
+            "(use mie serve, or lora_request of LLM.generate)"
+        )
     from mie.frontend.llm import LLM
 
     return LLM(args.model, trace=trace, **{**engine_options(args), **more})

@@ -12,7 +12,7 @@ from mie.base.arithmetic import ceil_div
 from mie.ops.adapters.low_rank import AdapterOperators, LowRank, SlotShape
 from mie.ops.arrays import Floats
 from mie.ops_jit.layout import ADAPTED_TILE, EXPAND_SHARES, LANES, NUM_ADAPTED, NUM_TOKENS
-from mie.ops_jit.memory import JitMatrix, zeros
+from mie.ops_jit.memory import HugePages, JitMatrix
 from mie.ops_jit.program import Value, room_for
 from mie.ops_jit.recorder import Recorder
 
@@ -34,8 +34,8 @@ class Slots:
     """[panels, 3]: first output, number of outputs, part."""
 
     @classmethod
-    def new(cls, shape: SlotShape) -> Slots:
-        """Return empty slots. They take memory where they are written."""
+    def new(cls, shape: SlotShape, pages: HugePages) -> Slots:
+        """Return empty slots."""
         panels, first = [], 0
         for part, count in enumerate(shape.counts):
             for begin in range(0, count, LANES):
@@ -44,8 +44,8 @@ class Slots:
         num_slots, rank, num_parts = shape.num_slots, shape.max_rank, len(shape.counts)
         return cls(
             shape,
-            zeros((num_slots, num_parts, rank, shape.num_inputs), np.float32),
-            zeros((num_slots, len(panels), rank, LANES), np.float32),
+            pages.zeros((num_slots, num_parts, rank, shape.num_inputs), np.float32),
+            pages.zeros((num_slots, len(panels), rank, LANES), np.float32),
             np.zeros((num_slots, num_parts), np.int64),
             np.array(panels, np.int64),
         )
@@ -68,8 +68,8 @@ class Slots:
 class JitAdapters(AdapterOperators):
     """The operators of adapters."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder, pages: HugePages) -> None:
+        self._recorder, self._pages = recorder, pages
 
     def slot_bytes(self, shape: SlotShape) -> int:
         num_outputs = sum(ceil_div(count, LANES) * LANES for count in shape.counts)
@@ -84,7 +84,7 @@ class JitAdapters(AdapterOperators):
 
     def with_slots(self, weight: JitMatrix, shape: SlotShape) -> JitMatrix:
         self._recorder.more_kernels = (*{*self._recorder.more_kernels, *KERNELS},)
-        return replace(weight, slots=Slots.new(shape))
+        return replace(weight, slots=Slots.new(shape, self._pages))
 
     def put(self, weight: JitMatrix, slot: int, changes: Sequence[LowRank | None]) -> None:
         assert weight.slots is not None

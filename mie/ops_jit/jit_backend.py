@@ -370,4 +370,4 @@ class JitBackend(Backend):
 
     @property
     def adapters(self) -> JitAdapters:
-        return JitAdapters(self.recorder)
+        return JitAdapters(self.recorder, self._pages)

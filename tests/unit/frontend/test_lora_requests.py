@@ -11,6 +11,7 @@ from compiled import needs_numba
 from tiny_models import LLAMA, random_weights, write_model
 
 from mie import LLM, AsyncLLM, EngineConfig, LoRARequest, RequestOutput, SamplingParams
+from mie.cli import main
 from mie.config.adapters import lora_modules_of
 from mie.errors import ConfigError, ModelError, RequestError
 from mie.load.backends import load_backend
@@ -267,3 +268,12 @@ def test_a_lora_request_checks_its_fields(fields: tuple[Any, ...]) -> None:
         LoRARequest(*fields)
     request = LoRARequest("a", 1, "p")
     assert (request.name, request.adapter_id, request.path) == ("a", 1, "p")
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_command_whose_prompts_name_no_adapter_refuses_slots(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompt = ["Once"] if command == "generate" else []
+    assert main([command, *prompt, "--enable-lora"]) == 2
+    assert "--enable-lora has no effect here" in capsys.readouterr().err
