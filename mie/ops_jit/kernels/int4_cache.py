@@ -17,8 +17,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from mie.ops.weights.int4_cache import GROUP, LARGEST_CODE, ROTATION_IN, ROTATION_OUT
-from mie.ops_jit.kernels.attention import attention_of, slot_of
-from mie.ops_jit.kernels.elementwise import rope_write_of
+from mie.ops_jit.kernels.attention import attention_of
+from mie.ops_jit.kernels.elementwise import place_of, rope_write_of
 from mie.ops_jit.kernels.formats import FORMATS
 from mie.ops_jit.kernels.products import call_multiply
 from mie.ops_jit.kernels.vectors import (
@@ -182,41 +182,53 @@ def write(x, spare, dim, elements, scales, place, offset, block_size, is_panel):
 
 
 @kernel_function
-def widen_16(codes, factors, block_size, slot, padded, i):
-    """Return 16 channels of a row, from ``i`` on. Codes and factors begin with all slots."""
-    groups = (padded + GROUP - 1) // GROUP
-    place, offset = slot // block_size, slot % block_size
-    at = factors + ((place * 2 * groups + i // GROUP) * block_size + offset) * 2
-    scale, shift = everywhere(half(at)), everywhere(half(at + groups * block_size * 2))
-    return fma(nibbles(codes + (slot * padded + i) // 2), scale, shift)
+def widen_16(codes, factors, step, padded, i):
+    """Return 16 channels of a position's codes, from ``i`` on.
+
+    The factors of neighbouring groups are ``step`` bytes apart.
+    """
+    at = factors + i // GROUP * step
+    scale, shift = half(at), half(at + (padded + GROUP - 1) // GROUP * step)
+    return fma(nibbles(codes + i // 2), everywhere(scale), everywhere(shift))
 
 
 @kernel_function
-def widen_panel(codes, factors, block_size, slot, padded, panel):
-    """Widen the keys of 16 positions from ``slot`` on to float32 [Dh, 16]."""
+def widen_panel(codes, factors, step, padded, panel):
+    """Widen the keys of 16 positions to float32 [Dh, 16]."""
     groups = (padded + GROUP - 1) // GROUP
-    place, offset = slot // block_size, slot % block_size
     for group in range(groups):
-        at = factors + ((place * 2 * groups + group) * block_size + offset) * 2
-        scales, shifts = load_halves(at), load_halves(at + groups * block_size * 2)
+        at = factors + group * step
+        scales, shifts = load_halves(at), load_halves(at + groups * step)
         for channel in range(group * GROUP, min((group + 1) * GROUP, padded), 8):
-            source = codes + slot * padded // 2 + channel * 8
-            widen_words(source, scales, shifts, panel + channel * 64)
+            widen_words(codes + channel * 8, scales, shifts, panel + channel * 64)
+
+
+@kernel_function
+def places(args, table, head, position, padded, codes, factors):
+    """Return a position's codes and factors, and how many positions end its block."""
+    block_size = word(args, 10)
+    block, offset = position // block_size, position % block_size
+    place = place_of(word(table, block), head, word(args, 6))
+    own = codes + (place * block_size + offset) * padded // 2
+    groups = (padded + GROUP - 1) // GROUP
+    return own, factors + (place * 2 * groups * block_size + offset) * 2, block_size - offset
 
 
 @kernel_function
 def score(args, table, head, q, dim, rows, start, end, scores, packed):
     """Write the products of queries and the keys start … end - 1 [rows, 64], not yet scaled."""
-    keys, factors, block_size = word(args, 1), word(args, 3), word(args, 10)
-    padded, panel = (dim + 15) // 16 * 16, packed + 64
+    padded, panel, step = (dim + 15) // 16 * 16, packed + 64, word(args, 10) * 2
+    all_keys, all_factors = word(args, 1), word(args, 3)
     for group in range(start, end, 16):
-        if block_size % 16 == 0:
-            widen_panel(keys, factors, block_size, slot_of(args, table, head, group), padded, panel)
+        if step % 32 == 0:
+            keys, factors, _ = places(args, table, head, group, padded, all_keys, all_factors)
+            widen_panel(keys, factors, step, padded, panel)
         else:  # gather the group's keys into a panel
             for i in range(min(16, end - group)):
-                slot = slot_of(args, table, head, group + i)
+                at = group + i
+                keys, factors, _ = places(args, table, head, at, padded, all_keys, all_factors)
                 for d in range(0, padded, 16):
-                    store(packed, widen_16(keys, factors, block_size, slot, padded, d))
+                    store(packed, widen_16(keys, factors, step, padded, d))
                     for j in range(min(16, dim - d)):
                         set_number(panel, (d + j) * 16 + i, number(packed, j))
         out = scores + (group - start) * 4
@@ -226,15 +238,18 @@ def score(args, table, head, q, dim, rows, start, end, scores, packed):
 @kernel_function
 def add_values(args, table, head, rows, start, begin, end, scores, states, state_bytes, padded):
     """Add the weighted values begin … end - 1 to the states."""
-    values, factors, block_size = word(args, 2), word(args, 4), word(args, 10)
-    panel = scores + rows * 256 + 64
+    panel, step, left = scores + rows * 256 + 64, word(args, 10) * 2, 0
+    values, factors = word(args, 2), word(args, 4)
     for first in range(begin, end, 16):
         count = min(16, end - first)
         for i in range(count):
-            slot = slot_of(args, table, head, first + i)
+            if left == 0:
+                values, factors, left = places(
+                    args, table, head, first + i, padded, word(args, 2), word(args, 4)
+                )
             for d in range(0, padded, 16):
-                v = widen_16(values, factors, block_size, slot, padded, d)
-                store(panel + (i * padded + d) * 4, v)
+                store(panel + (i * padded + d) * 4, widen_16(values, factors, step, padded, d))
+            values, factors, left = values + padded // 2, factors + 2, left - 1
         call_multiply(
             word(args, 14), scores + (first - start) * 4, 256, panel, 64, padded * 4, 0, count,
             states + 64, state_bytes, rows, padded // 16, 1,
