@@ -40,7 +40,13 @@ _OF_PARTS = (
     *("items", "additionalItems", "unevaluatedItems"),
     *("additionalProperties", "propertyNames", "unevaluatedProperties"),
 )
-_PLAIN = re.compile(r"[A-Za-z0-9 /:_#@,-]*")
+_PLAIN = re.compile(r"(?:[A-Za-z0-9 /:_#@,-]|\\[./\-:+*?()|])*")
+_ESCAPED = re.compile(r"\\(.)")
+_COMMON = re.compile(
+    r"(?:[A-Za-z0-9 /:_#@,^$.*+?|)-]|\((?:\?:|(?!\?))|\{\d+(?:,\d*)?\}|\\[dws./\-:+*?()|\[\]{}$^]"
+    r"|\[\^?(?:[A-Za-z0-9 /:_#@,.*+?|()$-]|\\[dws./\-:+*?()|\[\]{}$^])+\])*"
+)
+_MAX_NAMES = 40
 _MAX_DEPTH = 8
 _MAX_COMPARED = 100
 _MAX_EXCLUDED = 8
@@ -187,6 +193,14 @@ class Logic:
         alternatives, types = listed(schema, "oneOf"), types_in(schema)
         if self.are_disjoint(alternatives, types):
             return {"anyOf": alternatives}
+        made = self._excluding(alternatives, types) or self._differing(alternatives, types)
+        if made is None:
+            return None
+        self._kept.append(made)
+        return {"anyOf": made}
+
+    def _excluding(self, alternatives: list[Any], types: Types) -> list[Any] | None:
+        """Return alternatives that each exclude the others, or None if there is no negation."""
         if len(alternatives) > _MAX_EXCLUDED:
             return None
         made: list[Any] = []
@@ -198,8 +212,43 @@ class Logic:
                 made.append({"allOf": [each, *(self.negation(other, own) for other in near)]})
         except RequestError:
             return None
-        self._kept.append(made)
-        return {"anyOf": made}
+        return made
+
+    def _differing(self, alternatives: list[Any], types: Types) -> list[Any] | None:
+        """Return disjoint parts of alternatives, or None if none are found.
+
+        An object has a property by which the alternatives differ, and a list has an item. Values
+        without them are left out, even those that a single alternative accepts.
+        """
+        if len(alternatives) > _MAX_COMPARED:
+            return None
+        owns = [self._types_of(each, types) for each in alternatives]
+        parts = [
+            each for one in alternatives if isinstance(one, dict) for each in self._conjuncts(one)
+        ]
+        names = dict.fromkeys(name for each in parts for name in mapping_of(each, "properties"))
+        has_lists = sum("array" in own for own in owns) > 1
+        for name in [None, *names][:_MAX_NAMES]:
+            made = []
+            for each, own in zip(alternatives, owns, strict=True):
+                if own == {"array"} and has_lists:
+                    made.append({"allOf": [each, {"type": "array", "minItems": 1}]})
+                elif "object" in own and name is not None:
+                    made.append({"allOf": [each, {"type": "object", "required": [name]}]})
+                else:
+                    made.append(each)
+            if all(
+                self._clash(part, other, types, 0)
+                for index, part in enumerate(made)
+                for place, other in enumerate(alternatives)
+                if place != index
+            ):
+                return made
+        return None
+
+    def _types_of(self, schema: Any, types: Types) -> Types:
+        parts = self._conjuncts(schema) if isinstance(schema, dict) else ()
+        return types.intersection(*map(types_in, parts))
 
     # Disjoint schemas
 
@@ -242,6 +291,15 @@ class Logic:
             if any(_beginnings_clash(x, y) for x in a for y in b):
                 return True
             least = max(_number(each, f"min{name}", 0) for each in (*a, *b))
+            items = [
+                [each["items"] for each in some if "items" in each and name == "Items"]
+                for some in (a, b)
+            ]
+            has_plain_item = least > 0 and not any("prefixItems" in each for each in (*a, *b))
+            if has_plain_item and any(
+                self._clash(x, y, ALL_TYPES, depth + 1) for x in items[0] for y in items[1]
+            ):
+                return True
             return least > min(_number(each, f"max{name}", math.inf) for each in (*a, *b))
         return False
 
@@ -375,6 +433,8 @@ def _values_in(schema: Schema) -> Iterator[list[Any]]:
         yield [schema["const"]]
     if isinstance(schema.get("enum"), list):
         yield schema["enum"]
+    if types_in(schema) == {"string"} and schema.get("maxLength") == 0:
+        yield [""]
 
 
 def _values_clash(schema: Schema, other: Schema) -> bool:
@@ -395,8 +455,23 @@ def _is_refused(value: Any, schema: Schema) -> bool:
     if of == "string":
         count = len(value)
         least, most = _number(schema, "minLength", 0), _number(schema, "maxLength", math.inf)
-        return not least <= count <= most
+        return not least <= count <= most or not _may_match(value, schema.get("pattern", ""))
     return of in _NUMBERS and _are_apart([schema, {"minimum": value, "maximum": value}])
+
+
+def _may_match(text: str, pattern: Any) -> bool:
+    """Return whether a text may match a pattern.
+
+    Only patterns that mean the same in ECMA-262, in Rust and in Python are tried.
+    """
+    if not (isinstance(pattern, str) and _COMMON.fullmatch(pattern)):
+        return True
+    if "--" in pattern or "||" in pattern or not (text.isascii() and text.isprintable()):
+        return True
+    try:
+        return re.search(pattern, text) is not None
+    except re.error:
+        return True
 
 
 def _beginnings_clash(schema: Schema, other: Schema) -> bool:
@@ -411,7 +486,8 @@ def _beginning(pattern: str) -> str:
         return ""
     found = _PLAIN.match(pattern, 1)
     assert found is not None  # it may be empty
-    text, rest = found.group(), pattern[found.end() : found.end() + 1]
+    rest = pattern[found.end() : found.end() + 1]
+    text = _ESCAPED.sub(r"\1", found.group())
     return text[:-1] if rest in tuple("*?{") else text
 
 

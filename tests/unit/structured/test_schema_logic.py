@@ -54,6 +54,10 @@ SCHEMAS: list[dict[str, Any]] = [
     {"type": "string", "oneOf": [{"pattern": "^a"}, {"pattern": "^x/"}]},
     {"type": "string", "oneOf": [{"maxLength": 1}, {"minLength": 1}]},
     {"oneOf": [{**B, "required": ["a"], "additionalProperties": False}, {**B, "required": ["c"]}]},
+    {"oneOf": [{"type": "string", "pattern": "^[0-9x]+(/[a-z])?$"}, {"enum": ["ab", "b"]}]},
+    {"oneOf": [{"type": "string", "pattern": "^\\w/\\w"}, {"type": "string", "maxLength": 0}]},
+    {"type": "string", "oneOf": [{"pattern": "^x/"}, {"pattern": "^a\\."}, {"pattern": "^x\\."}]},
+    {"type": "array", "oneOf": [{"items": {"type": "string"}}, {"items": {"type": "integer"}}]},
     {"anyOf": [{"type": "string"}, {"type": "object"}], "oneOf": [{"minLength": 2}, {"const": {}}]},
 ]
 
@@ -97,6 +101,23 @@ def valid(schema: Any, values: list[Any] = VALUES) -> list[bool]:
 def test_negations_conditions_and_alternatives_accept_exactly_the_valid_values(grammars) -> None:
     for schema, found in zip(SCHEMAS, accepted(grammars, SCHEMAS), strict=True):
         assert found == valid(schema), schema
+
+
+CLOSED = {"type": "object", "additionalProperties": False}
+NARROWED: list[dict[str, Any]] = [
+    {"oneOf": [{**CLOSED, "properties": {"a": {"const": x}, "b": {"items": {}}}} for x in (1, 3)]},
+    {"oneOf": [{"properties": {"a": {"enum": [x]}, "b": {"items": {}}}} for x in (1, 3, "a")]},
+    {"oneOf": [{"type": "string"}, *({"type": "object", "allOf": [{"properties": {"a": {"const": x},
+        "b": {"pattern": "b"}}}]} for x in (1, 3))]},
+]  # fmt: skip
+
+
+def test_objects_have_the_property_by_which_alternatives_differ(grammars) -> None:
+    for schema, found in zip(NARROWED, accepted(grammars, NARROWED), strict=True):
+        for value, is_found, is_valid in zip(VALUES, found, valid(schema), strict=True):
+            has_property = isinstance(value, str) or (isinstance(value, dict) and "a" in value)
+            assert is_found == (is_valid and has_property), (schema, value)
+        assert any(found)
 
 
 RANGES = [
