@@ -66,10 +66,14 @@ def _json_grammar(params: StructuredOutputsParams, root: Any, part: Any) -> str:
 
 
 def unique_items_of(params: StructuredOutputsParams) -> list[Mapping[str, Any]]:
-    """Return the plan of the lists with different items, which is empty if there are none."""
-    if params.json is None:
+    """Return the plan of lists with different items and objects with different names.
+
+    It is empty if there are none.
+    """
+    text = str(params.json)
+    if params.json is None or not ('"uniqueItems"' in text or '"minProperties"' in text):
         return []
-    return plan_of(json.loads(str(params.json)), is_closed=params.disable_additional_properties)
+    return plan_of(json.loads(text), is_closed=params.disable_additional_properties)
 
 
 def place_of(

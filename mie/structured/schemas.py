@@ -37,7 +37,9 @@ from mie.structured.schema_values import (
 Schema = dict[str, Any]
 Names = frozenset[str]
 
-_DRAFTS = tuple(f"{draft}/schema" for draft in ("2020-12", "2019-09", "draft-07", "draft-06"))
+_MAX_CONTAINED = 8
+_OLD_DRAFT = "http://json-schema.org/draft"
+_OLD_DRAFTS = tuple(f"{draft}/schema" for draft in ("2019-09", "draft-07", "draft-06", "draft-04"))
 _AS_THEY_ARE = ("type", "required", "multipleOf")
 _MAPPINGS = ("properties", "patternProperties")
 _INNER = ("additionalProperties", "items", "prefixItems", "additionalItems")
@@ -87,6 +89,7 @@ class _Rewriting:
 
     def __init__(self, root: Schema, is_closed: bool, without_unique: bool) -> None:
         self._root = root
+        self._draft = str(root.get("$schema")).rstrip("#")
         self._without_unique = without_unique
         self._allowed_at_first: Names | None = frozenset() if is_closed else None
         self._references = References(root)
@@ -105,8 +108,10 @@ class _Rewriting:
             definitions[name] = self._of(target, allowed)
         if isinstance(schema, bool):
             schema = {} if schema else {"enum": []}
-        if str(self._root.get("$schema")).rstrip("#").endswith((*_DRAFTS, "draft-04/schema")):
-            schema = {"$schema": self._root["$schema"], **schema}
+        if self._draft.endswith((*_OLD_DRAFTS, "2020-12/schema")):
+            # llguidance knows the old drafts by their first addresses only.
+            draft = self._draft.replace("https://json-schema.org/draft-0", f"{_OLD_DRAFT}-0")
+            schema = {"$schema": draft, **schema}
         return {**schema, "$defs": definitions} if definitions else schema
 
     def _fresh(self, schema: Any) -> Any:
@@ -211,6 +216,8 @@ class _Rewriting:
             target = self._references.target(schema)
             inherited = self._allowed_in(schema, "$ref", target, allowed)
             written.update(self._reference(target, inherited))
+        elif name == "contains" and not has_no_effect(name, schema):
+            more.append(self._of(self._containing(schema), None))
         elif name in DEPENDENT:
             self._write_dependent(name, schema, allowed, written, more)
         elif name == "uniqueItems" and self._without_unique:
@@ -348,6 +355,24 @@ class _Rewriting:
                 choice.append({"not": {"type": "object"}})
             self._made.append({"anyOf": choice})
             more.append(self._of(self._made[-1], inherited))
+
+    def _containing(self, schema: Schema) -> Schema:
+        """Return a schema of lists with an item that ``contains`` accepts among the first."""
+        if schema.get("minContains", 1) != 1 or "maxContains" in schema:
+            raise RequestError(
+                "uses 'contains' with minContains or maxContains, which is not supported (leave "
+                "them out)"
+            )
+        first = "items" if self._draft.endswith(_OLD_DRAFTS) else "prefixItems"
+        end = checked_count("maxItems", schema.get("maxItems", _MAX_CONTAINED)) or 0
+        choice: list[Schema] = [
+            {"type": "array", first: [*[True] * index, schema["contains"]], "minItems": index + 1}
+            for index in range(min(end, _MAX_CONTAINED))
+        ]
+        if types_in(schema) != {"array"}:
+            choice.append({"not": {"type": "array"}})
+        self._made.append({"anyOf": choice})
+        return self._made[-1]
 
     def _accepts_all(self, schema: Any) -> bool:
         return self._of(schema, None) in (True, {}, {"required": []})

@@ -1,8 +1,9 @@
-"""Plan where the items of lists must differ, for `mie.structured.unique_matcher`.
+"""Plan where items of lists and names of objects must differ, for `unique_matcher`.
 
 No context-free grammar describes lists of different texts, so llguidance does not have
-``uniqueItems``. A matcher bans the tokens that would repeat an item. A list is planned only if
-another item can always be written. Other schemas with ``uniqueItems`` are refused.
+``uniqueItems``. It also writes the name of a free property twice, and ``minProperties`` counts the
+name once. A matcher bans the tokens that would repeat an item or a name. A place is planned only if
+another item or name can always be written. Other schemas are refused.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from typing import Any
 
 from mie.errors import RequestError
 from mie.structured.formats import is_enforced
-from mie.structured.keywords import TYPES_OF_KEYWORDS, Schema, has_no_effect, listed, mapping_of
+from mie.structured.keywords import (
+    TYPES_OF_KEYWORDS,
+    Schema,
+    has_no_effect,
+    listed,
+    mapping_of,
+    texts_of,
+)
 from mie.structured.logic import ALL_TYPES, type_of, types_in
 from mie.structured.references import References
 
@@ -39,6 +47,8 @@ class Place:
     items: int = NOWHERE
     is_unique: bool = False
     """Whether the items of a list here differ. They are texts or open objects."""
+    has_different_names: bool = False
+    """Whether the names of an object here differ. Any name may come."""
     values: list[Any] | None = None
     """The values that the items of the list may be, if they are listed."""
 
@@ -53,7 +63,8 @@ def plan_of(root: Schema, *, is_closed: bool) -> list[Mapping[str, Any]]:
             message continues "the schema".
     """
     places = _Plan(root, is_closed).places()
-    return [asdict(place) for place in places] if any(each.is_unique for each in places) else []
+    is_needed = any(each.is_unique or each.has_different_names for each in places)
+    return [asdict(place) for place in places] if is_needed else []
 
 
 class _Plan:
@@ -90,6 +101,7 @@ class _Plan:
                 others=number(_properties(schemas, None)),
                 items=number(_items(schemas)),
             )
+            place.has_different_names = self._has_different_names(schemas)
             unique = [each for each in schemas if _is_unique(each)]
             if unique:
                 try:
@@ -109,6 +121,24 @@ class _Plan:
                 left += [inner for _, inner in self._references.in_place(each)]
                 left += [each.get("if"), each.get("not")]  # parts may hold after two negations
         return [self._references.effective(each) for each in found.values()]
+
+    def _has_different_names(self, schemas: list[Schema]) -> bool:
+        """Return whether a repeated name could make an object with too few properties."""
+        counted = [
+            each
+            for each in schemas
+            if "object" in types_in(each) and each.get("minProperties", 0) > 1
+        ]
+        required = {name for each in schemas for name in texts_of(each, "required")}
+        if all(each["minProperties"] <= len(required) for each in counted):
+            return False
+        if any(each.get("patternProperties") or "propertyNames" in each for each in schemas):
+            error = RequestError(
+                f"has minProperties {counted[0]['minProperties']} of names that follow a pattern, "
+                "which is not supported (write required)"
+            )
+            raise self._references.placed(error, counted[0])
+        return True
 
     def _values(self, schemas: list[Schema]) -> list[Any] | None:
         """Return the values of items that must differ, or None if there is always another."""

@@ -1,7 +1,7 @@
-"""Follow an output of JSON with lists whose items must differ.
+"""Follow an output of JSON with lists of different items and objects of different names.
 
-A matcher reads the output beside llguidance, and bans each token that would repeat an item.
-`mie.structured.unique_items` proves that another token is left.
+A matcher reads the output beside llguidance, and bans each token that would repeat an item or a
+name. `mie.structured.unique_items` proves that another token is left.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Frame(NamedTuple):
     begun: int = -1
     """Offset of the current value or name, if it has begun."""
     items: frozenset[str] = frozenset()
-    """The items so far that must differ."""
+    """The items or names so far that must differ."""
 
 
 class Reading(NamedTuple):
@@ -123,14 +123,14 @@ class UniqueItems:
     def candidates(self, reading: Reading, before: bytes) -> Iterator[int] | None:
         """Return the tokens that may repeat an item, or None if all tokens may."""
         lists = [each for each in reading.frames if self._is_unique(each)]
-        if any(self._places[each.place].values is not None for each in lists):
+        if any(self._left(each) is not None for each in lists):
             return None
         return self._candidates(reading, before) if lists else iter(())
 
     def _candidates(self, reading: Reading, before: bytes) -> Iterator[int]:
         yield from self.tokens.whole
         top = reading.frames[-1]
-        if reading.string and self._is_unique(top):
+        if reading.string and self._is_unique(top) and top.is_name == top.is_object:
             part = before[top.begun + 1 :]
             if b"\\" in part:
                 for some in self.tokens.closing.values():
@@ -145,11 +145,16 @@ class UniqueItems:
                 yield from self.tokens.escaped
 
     def _is_unique(self, frame: Frame) -> bool:
-        return not frame.is_object and frame.place >= 0 and self._places[frame.place].is_unique
+        if frame.place == NOWHERE:
+            return False
+        place = self._places[frame.place]
+        return place.has_different_names if frame.is_object else place.is_unique
 
     def _left(self, frame: Frame) -> list[str] | None:
         """Return the spellings of the listed items that a list may still have, if it has such."""
-        if not self._is_unique(frame) or self._places[frame.place].values is None:
+        if frame.is_object or not self._is_unique(frame):
+            return None
+        if self._places[frame.place].values is None:
             return None
         spelled = self._spelled[frame.place]
         return [text for key, text in spelled.items() if key not in frame.items]
@@ -161,16 +166,20 @@ class UniqueItems:
         return Frame(place, is_object, child, is_name=is_object)
 
     def _end_value(self, frames: list[Frame], text: bytes, end: int) -> bool:
-        """End the current value or name, and return whether it is no repeated item."""
+        """End the current value or name, and return whether it is not repeated."""
         top = frames[-1]
         frames[-1] = top._replace(begun=-1)
         if top.is_name:
-            child = NOWHERE
-            if top.place != NOWHERE:
-                place = self._places[top.place]
-                child = place.names.get(json.loads(text[top.begun : end]), place.others)
-            frames[-1] = frames[-1]._replace(is_name=False, child=child)
-        elif self._is_unique(top):
+            if top.place == NOWHERE:
+                frames[-1] = frames[-1]._replace(is_name=False)
+                return True
+            place, name = self._places[top.place], json.loads(text[top.begun : end])
+            child, items = place.names.get(name, place.others), top.items
+            if place.has_different_names:
+                items |= {json.dumps(name)}
+            frames[-1] = frames[-1]._replace(is_name=False, child=child, items=items)
+            return items is top.items or len(items) > len(top.items)
+        if not top.is_object and self._is_unique(top):
             raw = text[top.begun : end]
             if self._places[top.place].values is None and raw[:1] not in b'"{':
                 return True

@@ -19,7 +19,7 @@ EOS = 1
 OBJECTS = [{}, *({"a": x} for x in (1, 3, "a", True)), *({"b": x} for x in (0, "b"))]
 OBJECTS += [{"a": x, "b": y} for x in (1, 2, "a") for y in (1, "b")]
 VALUES: list[Any] = [None, True, False, -1, 0, 1, 2, 3, 1.5, 2.5, "", "a", "b", "ab", "abc", "x/y"]
-VALUES += [[], [1], ["a"], [1, 2], *OBJECTS]
+VALUES += [[], [1], ["a"], [1, 2], ["b", "a"], *OBJECTS]
 A, B = {"a": {}, "b": {}}, {"type": "object", "properties": {"a": {}, "b": {}}}
 SCHEMAS: list[dict[str, Any]] = [
     {"not": {"type": "string"}},
@@ -58,6 +58,9 @@ SCHEMAS: list[dict[str, Any]] = [
     {"oneOf": [{"type": "string", "pattern": "^\\w/\\w"}, {"type": "string", "maxLength": 0}]},
     {"type": "string", "oneOf": [{"pattern": "^x/"}, {"pattern": "^a\\."}, {"pattern": "^x\\."}]},
     {"type": "array", "oneOf": [{"items": {"type": "string"}}, {"items": {"type": "integer"}}]},
+    {"contains": {"type": "integer"}},
+    {"type": "array", "contains": {"const": 2}, "maxItems": 2, "items": {"type": "integer"}},
+    {"$schema": "http://json-schema.org/draft-07/schema#", "contains": {"enum": ["a", 2]}},
     {"anyOf": [{"type": "string"}, {"type": "object"}], "oneOf": [{"minLength": 2}, {"const": {}}]},
 ]
 

@@ -78,6 +78,7 @@ SCHEMAS: list[Any] = [
     different(OBJECT),
     different({"anyOf": [{"$ref": "#/$defs/text"}, OBJECT]}) | {"$defs": {"text": TEXT}},
     {"anyOf": [{"type": "null"}, different(TEXT)]},
+    {"type": "object", "additionalProperties": {"type": "null"}, "minProperties": 2},
     {"oneOf": [TEXT, different({"enum": ["x", "y"]})]},
     {
         "type": "object",
@@ -174,6 +175,23 @@ def test_lists_beside_are_free():
     assert allows(schema, '{"a":["x","y"],"b":["x","x"]}')
     assert allows(schema, '{"a":[],"b":[],"c":["x","x"]}')
     assert not allows(schema, '{"a":["x","x"],"b":[]}')
+
+
+def test_names_of_an_object_that_must_have_several_differ():
+    numbers = {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 2}
+    assert allows(numbers, '{"a":1,"b":1}')
+    assert not allows(numbers, '{"a":1}')
+    assert not allows(numbers, '{"a":1,"a":2}')
+    assert not allows(numbers, '{"a":1,"b":2,"\\u0061":2}')
+    assert allows(numbers, '{"a":1,"aa":2,"aaa":3}')
+    named = {"properties": {"x": {"additionalProperties": True, "minProperties": 3}}}
+    assert allows(named, '{"x":{"a":"a","b":"a","c":{}},"y":{"a":1}}')
+    assert not allows(named, '{"x":{"a":"a","b":"a","a":{}}}')
+    required = {"required": ["a", "b"], "minProperties": 2, "type": "object"}
+    assert allows(required, '{"a":1,"b":2}')
+    for more in ({"propertyNames": {"maxLength": 1}}, {"patternProperties": {"^a": True}}):
+        with pytest.raises(RequestError, match=r"has minProperties 2 of names .*; see #"):
+            start({**numbers, **more})
 
 
 REFUSED: list[Any] = [
