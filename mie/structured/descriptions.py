@@ -73,7 +73,13 @@ def unique_items_of(params: StructuredOutputsParams) -> list[Mapping[str, Any]]:
     text = str(params.json)
     if params.json is None or not ('"uniqueItems"' in text or '"minProperties"' in text):
         return []
-    return plan_of(json.loads(text), is_closed=params.disable_additional_properties)
+    places = plan_of(json.loads(text), is_closed=params.disable_additional_properties)
+    if places and params.whitespace_pattern is not None:
+        raise RequestError(
+            "uses 'uniqueItems' or 'minProperties' beside whitespace_pattern, which is not "
+            "supported (leave one of them out)"
+        )
+    return places
 
 
 def place_of(

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from mie.errors import RequestError
 from mie.structured.matcher import Matcher
@@ -120,12 +122,12 @@ class UniqueItems:
                 return None
         return Reading(tuple(frames), string)
 
-    def candidates(self, reading: Reading, before: bytes) -> Iterator[int] | None:
+    def candidates(self, reading: Reading, before: bytes) -> Iterable[int] | None:
         """Return the tokens that may repeat an item, or None if all tokens may."""
         lists = [each for each in reading.frames if self._is_unique(each)]
         if any(self._left(each) is not None for each in lists):
             return None
-        return self._candidates(reading, before) if lists else iter(())
+        return self._candidates(reading, before) if lists else ()
 
     def _candidates(self, reading: Reading, before: bytes) -> Iterator[int]:
         yield from self.tokens.whole
@@ -136,7 +138,8 @@ class UniqueItems:
                 for some in self.tokens.closing.values():
                     yield from some
                 return
-            items = [json.loads(each) for each in top.items if each[0] == '"']
+            begun = json.dumps(part.decode(errors="ignore"))[:-1]
+            items = [json.loads(each) for each in top.items if each.startswith(begun)]
             given = [each.encode(errors="surrogatepass") for each in items]
             rests = [each[len(part) :] for each in given if each.startswith(part)]
             for rest in rests:
@@ -195,7 +198,13 @@ def _spelled(value: Any) -> str:
 
 def _normal(text: str | bytes) -> str:
     """Return the text of a value that equal values have, such as 1 and 1.0."""
-    return json.dumps(json.loads(text, parse_int=float), sort_keys=True)
+    try:
+        return json.dumps(json.loads(text, parse_int=float), sort_keys=True)
+    except RecursionError:
+        raise RequestError(
+            "structured_outputs cannot be followed: an item of a list with uniqueItems nests too "
+            "deep to be compared"
+        ) from None
 
 
 class UniqueMatcher(Matcher):
@@ -219,8 +228,8 @@ class UniqueMatcher(Matcher):
         mask = super().mask()
         candidates = self._unique.candidates(self._readings[-1], self._text)
         if candidates is None:
-            bits = int.from_bytes(mask, "little")
-            candidates = (index for index in range(bits.bit_length()) if bits >> index & 1)
+            bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+            candidates = np.flatnonzero(bits).tolist()
         kept = bytearray(mask)
         for token_id in candidates:
             if kept[token_id // 8] >> token_id % 8 & 1 and self._after(token_id) is None:

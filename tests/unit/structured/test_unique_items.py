@@ -153,6 +153,20 @@ def test_an_item_is_repeated_in_no_spelling():
     assert not allows(objects, '[ {"a": 1} , {"a" :1 } ]', **spaced)
 
 
+def test_an_item_that_nests_too_deep_ends_the_output_by_name():
+    matcher = start(different(OBJECT))
+    text = '[{"b":' + "[" * 1500 + "]" * 1500
+    for token in tokenizer().encode(text, add_special_tokens=False):
+        matcher.accept(token)
+    with pytest.raises(RequestError, match="nests too deep to be compared"):
+        matcher.mask()
+
+
+def test_a_pattern_of_whitespace_is_refused_beside_different_items():
+    with pytest.raises(RequestError, match="beside whitespace_pattern"):
+        start(different(TEXT), whitespace_pattern="[ ]*")
+
+
 def test_a_list_of_listed_values_ends_after_the_last():
     schema = different({"enum": [1, 12, "a"]})
     assert allows(schema, '[12,1,"a"]')
