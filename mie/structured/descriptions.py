@@ -70,10 +70,10 @@ def unique_items_of(params: StructuredOutputsParams) -> list[Mapping[str, Any]]:
 
     It is empty if there are none.
     """
-    text = str(params.json)
-    if params.json is None or not ('"uniqueItems"' in text or '"minProperties"' in text):
+    if params.json is None:
         return []
-    places = plan_of(json.loads(text), is_closed=params.disable_additional_properties)
+    root = json.loads(str(params.json))
+    places = plan_of(root, is_closed=params.disable_additional_properties)
     if places and params.whitespace_pattern is not None:
         raise RequestError(
             "uses 'uniqueItems' or 'minProperties' beside whitespace_pattern, which is not "

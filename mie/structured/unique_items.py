@@ -62,9 +62,25 @@ def plan_of(root: Schema, *, is_closed: bool) -> list[Mapping[str, Any]]:
         RequestError: items may be too few, or may differ in a way that cannot be followed. The
             message continues "the schema".
     """
+    if not _is_needed(root):
+        return []
     places = _Plan(root, is_closed).places()
-    is_needed = any(each.is_unique or each.has_different_names for each in places)
-    return [asdict(place) for place in places] if is_needed else []
+    has_any = any(each.is_unique or each.has_different_names for each in places)
+    return [asdict(place) for place in places] if has_any else []
+
+
+def _is_needed(root: Schema) -> bool:
+    """Return whether a keyword is anywhere that may need a plan."""
+    left: list[Any] = [root]
+    for each in left:
+        if isinstance(each, list):
+            left += each
+        elif isinstance(each, dict):
+            count = each.get("minProperties")
+            if each.get("uniqueItems") is True or (isinstance(count, (int, float)) and count > 1):
+                return True
+            left += each.values()
+    return False
 
 
 class _Plan:

@@ -11,8 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from mie.errors import RequestError
 from mie.structured.matcher import Matcher
 from mie.structured.unique_items import NOWHERE, Place
@@ -228,8 +226,13 @@ class UniqueMatcher(Matcher):
         mask = super().mask()
         candidates = self._unique.candidates(self._readings[-1], self._text)
         if candidates is None:
-            bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
-            candidates = np.flatnonzero(bits).tolist()
+            candidates = [
+                8 * index + bit
+                for index, byte in enumerate(mask)
+                if byte
+                for bit in range(8)
+                if byte >> bit & 1
+            ]
         kept = bytearray(mask)
         for token_id in candidates:
             if kept[token_id // 8] >> token_id % 8 & 1 and self._after(token_id) is None:
