@@ -1,7 +1,8 @@
 """Keep the answer to a request, and how much of the answer its caller has taken.
 
 The tokens, log-probabilities and endings belong to the request's sequences. The text and all else
-is derived from them, so that anything an exception leaves half-done is derived again.
+is derived from them, so that anything an exception leaves half-done is derived again. While a
+sequence runs, its text is derived when the caller takes it, unless the text may end the sequence.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from mie.base.threads import is_of_the_request
@@ -34,6 +36,7 @@ class _Choice:
     def __init__(self, sequence: Sequence, answer: AnswerState | None) -> None:
         self.sequence = sequence
         self.answer = answer
+        self.num_ready = 0  # tokens that the caller may take
         self.num_taken = 0  # tokens that were handed out
         self.num_characters_taken = 0
         self.is_over = False  # The end was handed out.
@@ -81,8 +84,14 @@ class Answer:
         self.collector = collector
         self.is_answered = False
         """Whether all text of the answer is there. A stop string ends it before its sequences."""
+        params = request.params
+        self.reads_steps = bool(params.stop_strings) or prepared.form is not None
+        """Whether each token is processed in its step, for a stop string or a parser."""
         self._prepared = prepared
-        self._tokenizer = tokenizer if request.params.detokenize else None
+        self._is_final = prepared.output_kind is RequestOutputKind.FINAL_ONLY
+        self._is_delta = prepared.output_kind is RequestOutputKind.DELTA
+        self._has_rows = params.logprobs is not None and prepared.has_rows
+        self._tokenizer = tokenizer if params.detokenize else None
         self._lock = threading.Lock()  # the engine's thread adds, the caller's takes
         self._is_filed = False  # it is in its collector's news
         self._is_over = False  # the final output was handed out
@@ -95,8 +104,11 @@ class Answer:
         for number, choice in enumerate(self._choices):
             choice.begin(stream and stream.fork() if number else stream)
 
-    def advance(self) -> None:
-        """Process the sequences' new tokens.
+    def advance(self) -> bool:
+        """Process the sequences' new tokens, or leave them to `take` until a sequence ends.
+
+        Tokens cost less together, and a caller may take many of them at once. Return whether there
+        may be something to `file`, or a sequence to end.
 
         Raises:
             Exception: any error of the tokenizer or of a parser, for which the request is to blame.
@@ -104,15 +116,18 @@ class Answer:
         with self._lock:
             if self._fault is not None:
                 raise self._fault
+            has_ended = True
             for choice in self._choices:
-                self._advance(choice)
-            if self._has_ended and not self.is_answered:
+                sequence = choice.sequence
+                if self.reads_steps or sequence.finish_reason is not None:
+                    self._advance(choice, sequence.num_final, sequence.finish_reason)
+                    has_ended = has_ended and choice.finish_reason is not None
+                else:
+                    choice.num_ready, has_ended = sequence.num_final, False
+            if has_ended and not self.is_answered:
                 self._count_calls()
                 self.is_answered = True
-
-    @property
-    def _has_ended(self) -> bool:
-        return all(choice.finish_reason for choice in self._choices)
+        return self.is_answered or self.reads_steps or not self._is_final
 
     def _count_calls(self) -> None:
         answers = [choice.answer for choice in self._choices if choice.answer is not None]
@@ -127,8 +142,8 @@ class Answer:
             return False
         with self._lock:
             is_new = self.is_answered and not self._is_over
-            if self._prepared.output_kind is not RequestOutputKind.FINAL_ONLY:
-                is_new |= any(each.num_tokens > each.num_taken for each in self._choices)
+            for choice in () if self._is_final else self._choices:
+                is_new |= choice.num_ready > choice.num_taken
             if not is_new:
                 return False
             collector.file(self)
@@ -150,12 +165,17 @@ class Answer:
 
     def _fail(self, error: Exception) -> None:
         self.request.error = self.request.error or error
+        for choice in self._choices:
+            if not choice.is_broken:
+                with suppress(Exception):
+                    self._advance(choice, choice.num_ready, None)  # the caller may lack this text
         self._tokenizer = self._fault = None
         for choice in self._choices:
             choice.stream = choice.answer = None
             if choice.is_broken or choice.finish_reason is None:
                 choice.is_broken, choice.finish_reason = False, None
-                self._advance(choice)
+                sequence = choice.sequence
+                self._advance(choice, sequence.num_final, sequence.finish_reason)
                 choice.finish_reason, choice.stop_reason = "error", None
         self.is_answered = True
 
@@ -168,11 +188,13 @@ class Answer:
         with self._lock:
             if self._is_over:
                 return None
-            is_broken = any(choice.is_broken for choice in self._choices)
-            if is_broken or (self._has_ended and not self.is_answered):
+            is_running = None in [choice.finish_reason for choice in self._choices]
+            if not is_running and not self.is_answered:
                 self._is_filed = False  # the next turn files it again
                 return None
             try:
+                for choice in self._choices:
+                    self._advance(choice, choice.num_ready, None)
                 output = self._output()
             except Exception as error:
                 if not is_of_the_request(error):
@@ -185,113 +207,115 @@ class Answer:
                     choice.is_broken |= not choice.is_over
                 self._fail(error)
                 output = self._output()
+            num_tokens = 0
             for choice in self._choices:
+                num_tokens += choice.num_tokens
                 choice.num_taken = choice.num_tokens
                 choice.num_characters_taken = len(choice.text)
                 choice.is_over = choice.finish_reason is not None
                 if choice.answer is not None:
                     choice.answer.take()
+            self.request.metrics.num_generation_tokens = num_tokens
             self._is_filed = False
             self._is_over = output.finished
         return output
 
     def _output(self) -> RequestOutput:
-        error = self.request.error
-        self.request.metrics.num_generation_tokens = sum(each.num_tokens for each in self._choices)
-        return RequestOutput(
+        request, metrics = self.request, self.request.metrics
+        error, choices = request.error, self._choices
+        if self._is_delta:
+            choices = [each for each in choices if self._is_news(each)]
+        output = RequestOutput(
             request_id=self.request_id,
             prompt=self._prepared.prompt,
-            prompt_token_ids=self.request.token_ids,
-            prompt_logprobs=self._take_prompt_logprobs(),
-            outputs=[self._completion(each) for each in self._choices if self._is_due(each)],
+            prompt_token_ids=request.token_ids,
+            outputs=[*map(self._completion, choices)],
             finished=self.is_answered,
-            num_cached_tokens=self.request.metrics.num_cached_tokens,
-            metrics=self.request.metrics,
-            error=None if error is None else f"{type(error).__name__}: {error}",
-            is_invalid=isinstance(error, RequestError),
+            num_cached_tokens=metrics.num_cached_tokens,
+            metrics=metrics,
         )
+        if request.params.prompt_logprobs is not None and self._prepared.has_rows:
+            output.prompt_logprobs = self._take_prompt_logprobs()
+        if error is not None:
+            output.error = f"{type(error).__name__}: {error}"
+            output.is_invalid = isinstance(error, RequestError)
+        return output
 
-    def _is_due(self, choice: _Choice) -> bool:
-        """Return whether the next output has this choice. Under DELTA it must have news."""
+    def _is_news(self, choice: _Choice) -> bool:
+        """Return whether the caller lacks tokens of a choice, or its end."""
         is_new = choice.num_tokens > choice.num_taken or choice.finish_reason is not None
-        return not self._is_delta or (is_new and not choice.is_over)
-
-    @property
-    def _is_delta(self) -> bool:
-        return self._prepared.output_kind is RequestOutputKind.DELTA
+        return is_new and not choice.is_over
 
     def _completion(self, choice: _Choice) -> CompletionOutput:
-        is_delta = self._is_delta
-        has_logprobs = self.request.params.logprobs is not None and self._prepared.has_rows
+        sequence, num_prompt, is_delta = choice.sequence, self.request.num_prompt, self._is_delta
         start = choice.num_taken if is_delta else 0
-        num_prompt = len(self.request.token_ids)
-        new_text, answer = choice.text[choice.num_characters_taken :], choice.answer
-        return CompletionOutput(
-            index=choice.sequence.index,
+        new_text = choice.text[choice.num_characters_taken :]
+        output = CompletionOutput(
+            index=sequence.index,
             text=new_text if is_delta else choice.text,
             new_text=new_text,
-            token_ids=choice.sequence.token_ids[
-                num_prompt + start : num_prompt + choice.num_tokens
-            ],
-            cumulative_logprob=choice.cumulative_logprob if has_logprobs else None,
-            logprobs=choice.logprobs[start:] if has_logprobs else None,
+            token_ids=sequence.token_ids[num_prompt + start : num_prompt + choice.num_tokens],
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
-            reasoning=None if answer is None else answer.reasoning(is_delta=is_delta),
-            tool_calls=None if answer is None else answer.calls(is_delta=is_delta),
         )
+        if self._has_rows:
+            output.cumulative_logprob = choice.cumulative_logprob
+            output.logprobs = choice.logprobs[start:]
+        if choice.answer is not None:
+            output.reasoning = choice.answer.reasoning(is_delta=is_delta)
+            output.tool_calls = choice.answer.calls(is_delta=is_delta)
+        return output
 
-    def _take_prompt_logprobs(self) -> list[LogprobRow | None] | None:
-        if self.request.params.prompt_logprobs is None or not self._prepared.has_rows:
-            return None
+    def _take_prompt_logprobs(self) -> list[LogprobRow | None]:
         rows = self._prompt_rows
         rows.extend(map(self._logprob_row, self.request.prompt_logprobs[len(rows) - 1 :]))
         start = self._num_prompt_taken if self._is_delta else 0
         self._num_prompt_taken = len(rows)
         return rows[start:]
 
-    def _advance(self, choice: _Choice) -> None:
-        sequence = choice.sequence
+    def _advance(self, choice: _Choice, num_tokens: int, reason: FinishReason | None) -> None:
+        """Process the first ``num_tokens`` tokens. They are the last ones if there is a reason."""
         if choice.is_broken:
             choice.begin(self._new_stream())
             choice.is_broken = False
         if choice.finish_reason is not None:
             return
-        reason = sequence.finish_reason
-        num_prompt = len(self.request.token_ids)
-        first = num_prompt + choice.num_tokens
-        new = sequence.token_ids[first : num_prompt + sequence.num_final]
-        if not new and reason is None:
+        if num_tokens <= choice.num_tokens and reason is None:
             return
+        token_ids, num_prompt = choice.sequence.token_ids, self.request.num_prompt
+        new = token_ids[num_prompt + choice.num_tokens : num_prompt + num_tokens]
+        ends = reason == "stop" and num_prompt + num_tokens == len(token_ids)
+        has_end = ends and not self.request.params.include_stop_str_in_output
         choice.is_broken = True
-        for position, token_id in enumerate(new, start=first + 1):
-            is_last = position == len(sequence.token_ids)
-            if self._add_token(choice, token_id, reason if is_last else None):
-                break
+        if self.reads_steps:
+            self._read(choice, new, has_end=has_end)
         else:
-            if reason is not None:
-                self._end(choice, reason)
+            choice.num_tokens = num_tokens
+            if choice.stream is not None:
+                choice.text += choice.stream.detokenizer.add(new[:-1] if has_end else new)
+        if self._has_rows:
+            for row in choice.sequence.logprobs[len(choice.logprobs) : choice.num_tokens]:
+                choice.logprobs.append(self._logprob_row(row))
+                choice.cumulative_logprob += row.logprobs[0]
+        if reason is not None and choice.finish_reason is None:
+            self._end(choice, reason)
+        choice.num_ready = choice.num_tokens
         choice.is_broken = False
 
-    def _add_token(self, choice: _Choice, token_id: int, reason: FinishReason | None) -> bool:
-        """Process a token and return whether it completes a stop string.
+    def _read(self, choice: _Choice, token_ids: list[int], *, has_end: bool) -> None:
+        """Process tokens one after another, up to a stop string.
 
-        ``reason`` is the reason if the sequence ends with this token.
+        With ``has_end`` the last one is EOS or a stop token, which is not part of the text.
         """
-        params = self.request.params
-        if params.logprobs is not None and self._prepared.has_rows:
-            row: TokenLogprobs = choice.sequence.logprobs[choice.num_tokens]
-            choice.logprobs.append(self._logprob_row(row))
-            choice.cumulative_logprob += row.logprobs[0]
-        choice.num_tokens += 1
-        if choice.stream is None:
-            return False
-        # EOS and stop tokens are not part of the text.
-        is_spelled = reason != "stop" or params.include_stop_str_in_output
-        is_armed = choice.num_tokens > params.min_tokens
-        text, stop = choice.stream.add([token_id] if is_spelled else [], is_armed)
-        choice.write(text, stop, None)
-        return stop is not None
+        min_tokens = self.request.params.min_tokens
+        for place, token_id in enumerate(token_ids, start=1):
+            choice.num_tokens += 1
+            if choice.stream is not None:
+                spelled = [] if has_end and place == len(token_ids) else [token_id]
+                text, stop = choice.stream.add(spelled, choice.num_tokens > min_tokens)
+                choice.write(text, stop, None)
+                if stop is not None:
+                    break
 
     def _end(self, choice: _Choice, reason: FinishReason) -> None:
         """Flush the stream of a sequence that has ended. The rest may complete a stop string."""

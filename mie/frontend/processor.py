@@ -144,17 +144,19 @@ class OutputProcessor:
         if answer is None:
             return
         try:
-            answer.advance()
+            has_news = answer.advance()
         except Exception as error:
             if not is_of_the_request(error):
                 raise
             self._fail(answer, error)
-        self._file(answer)
+            has_news = True
+        if has_news:
+            self._file(answer)
 
     def _file(self, answer: Answer) -> None:
         """Hand a request's news to its caller, and forget the request if it is answered."""
         request_id = answer.request_id
-        for choice in answer.stopped():
+        for choice in answer.stopped() if answer.reads_steps else ():
             self._engine.finish(request_id, choice.sequence.index, "stop", choice.stop_reason)
         collector = answer.collector()
         if collector is not None and answer.file(collector):

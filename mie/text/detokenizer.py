@@ -124,7 +124,11 @@ class _Bytes(_Text):
         self._is_of_prompt = bool(self._held)
 
     def add(self, token_ids: Sequence[int]) -> str:
-        data = self._data(token_ids)
+        if len(token_ids) == 1:  # as in most steps, and twice as fast
+            [token_id] = token_ids
+            data = b"" if token_id in self._skipped else self._table[token_id]
+        else:
+            data = self._data(token_ids)
         if self._num_left:
             data, self._num_left = self._table.strip(data, self._num_left)
         if self._held:
@@ -143,8 +147,6 @@ class _Bytes(_Text):
 
     def _data(self, token_ids: Sequence[int]) -> bytes:
         table, skipped = self._table, self._skipped
-        if len(token_ids) == 1:  # as in most steps, and twice as fast
-            return b"" if token_ids[0] in skipped else table[token_ids[0]]
         return b"".join([table[each] for each in token_ids if each not in skipped])
 
     def _without_prompt(self, data: bytes, text: str) -> str:

@@ -33,7 +33,8 @@ class TextStream:
         **options: Any,
     ) -> None:
         """``options`` are passed to `Detokenizer`."""
-        self._detokenizer = Detokenizer(tokenizer, prompt_token_ids, **options)
+        self.detokenizer = Detokenizer(tokenizer, prompt_token_ids, **options)
+        """Converts the tokens. Without stop strings, its text is the text of the stream."""
         self._stop = StopStrings(stop, include_stop_str_in_output)
         self._searches = bool(stop)
         self._exempt = 0  # held-back characters that arrived while unarmed
@@ -41,7 +42,7 @@ class TextStream:
     def fork(self) -> TextStream:
         """Return an independent copy."""
         fork = copy.copy(self)
-        fork._detokenizer, fork._stop = self._detokenizer.fork(), self._stop.fork()
+        fork.detokenizer, fork._stop = self.detokenizer.fork(), self._stop.fork()
         return fork
 
     def add(self, token_ids: Sequence[int], armed: bool = True) -> tuple[str, str | None]:
@@ -50,13 +51,13 @@ class TextStream:
         ``armed`` is false while ``min_tokens`` forbids stopping. A stop string that these tokens
         complete is then ordinary text. A stop string that they begin counts when it is complete.
         """
-        text = self._detokenizer.add(token_ids)
+        text = self.detokenizer.add(token_ids)
         if not self._searches:
             return text, None
         text, found = self._search(text, armed)
         if found is not None:
             return text, found
-        pending = self._detokenizer.pending()
+        pending = self.detokenizer.pending()
         if not armed:
             self._exempt = len(pending.partition("\ufffd")[0])
         elif "\ufffd" not in pending and self._stop.peek(pending, self._exempt) is not None:
@@ -66,7 +67,7 @@ class TextStream:
 
     def finish(self, armed: bool = True) -> tuple[str, str | None]:
         """Return the rest of the text after the last token, and the stop string in it or None."""
-        text, found = self._search(self._detokenizer.finish(), armed)
+        text, found = self._search(self.detokenizer.finish(), armed)
         return (text, found) if found else (text + self._stop.flush(), None)
 
     def _search(self, text: str, armed: bool) -> tuple[str, str | None]:
@@ -131,6 +132,8 @@ class StopStrings:
         assert self._automaton is not None
         after, found = self._automaton.after, self._automaton.found
         state = self._state
+        if not state and self._automaton.firsts.isdisjoint(text):
+            return len(text), 0
         for end, character in enumerate(text, start=1):
             state = after(state, character)
             if found[state] and end > exempt:
@@ -160,6 +163,7 @@ class _Automaton:
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
+        self.firsts = {pattern[0] for pattern in patterns}
         self._next: dict[tuple[int, str], int] = {}
         self._shorter = [0]  # for each state, its longest proper suffix that is a state
         self.found = [0]  # Length of the longest pattern that ends at the state.

@@ -134,6 +134,7 @@ class Tokenizer:
         self._backend = backend
         self._vocab_size = vocab_size
         self._source = source
+        self._token_texts: dict[int, str] = {}
         self._backend.no_truncation()
         self._backend.no_padding()
         self.config = config
@@ -210,7 +211,12 @@ class Tokenizer:
 
     def token_str(self, token_id: int) -> str:
         """Return the text of a single token, also of a special token."""
-        return self.decode([token_id], skip_special_tokens=False)
+        text = self._token_texts.get(token_id)
+        if text is None:
+            text = self.decode([token_id], skip_special_tokens=False)
+            if text:  # ids without a token have no end
+                self._token_texts[token_id] = text
+        return text
 
     def id_to_token(self, token_id: int) -> str | None:
         """Return the vocabulary's spelling of an id (``Ġworld``, ``▁world``), or None."""

@@ -48,12 +48,12 @@ class Tally:
         self._counts = [0] * (len(limits) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float | None) -> None:
-        """Count a value. None, for an event that has not happened, is ignored."""
+    def observe(self, value: float | None, count: int = 1) -> None:
+        """Count a value ``count`` times. None, for an event that has not happened, is ignored."""
         if value is not None:
             number = float(value)  # raises before anything is counted
-            self._counts[bisect_left(self._limits, number)] += 1
-            self._sum += number
+            self._counts[bisect_left(self._limits, number)] += count
+            self._sum += number * count
 
     def copy(self) -> Tally:
         """Return the observations so far."""

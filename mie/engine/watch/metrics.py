@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -244,10 +245,13 @@ class EngineMetrics:
 
         ``gaps`` are those since the previous token of each choice that got one.
         """
+        # Choices that also got their previous tokens in one step have equal gaps.
+        for gap, count in Counts(gaps).items():
+            name = "vllm:inter_token_latency_seconds"
+            self._losses.count(name, partial(self._token_gaps.observe, gap, count))
         num_tokens = stats.num_prefill_tokens + stats.num_decode_tokens
         for name, tally, number in (
             ("vllm:iteration_tokens_total", self._step_tokens, num_tokens),
-            *(("vllm:inter_token_latency_seconds", self._token_gaps, gap) for gap in gaps),
             ("mie:step_seconds", self._phases["schedule"], stats.schedule_seconds),
             ("mie:step_seconds", self._phases["run"], stats.run_seconds),
             ("mie:step_seconds", self._phases["update"], stats.update_seconds),
