@@ -87,8 +87,8 @@ class AsyncLLM:
             async for output in llm.generate("Once upon a time", SamplingParams(), "request 1"):
                 print(output.outputs[0].text)
 
-    Coroutines may be awaited from any event loop. Text is tokenized and detokenized outside the
-    event loop's thread.
+    Coroutines may be awaited from any event loop. Prompts are tokenized outside the event loop's
+    thread. New tokens become text when their output is taken.
     """
 
     @with_arguments_of(AsyncEngineArgs)

@@ -1,5 +1,8 @@
 """Test Detokenizer and TextStream case by case; property/ tests the general promise."""
 
+import os
+import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +12,11 @@ from tokenizers import Tokenizer as Backend
 
 from mie.text.detokenizer import Detokenizer
 from mie.text.stream import TextStream
+from mie.text.tokenizer import Tokenizer
 
 NEWLINE = 3 + 0x0A  # llama2's byte tokens begin at id 3
+ROOT = Path(__file__).parents[3]
+DATA = Path(os.environ.get("MIE_SCOREBOARD_DATA", ROOT / "build/scoreboard/data"))
 
 
 def test_the_space_between_prompt_and_text_is_kept() -> None:
@@ -115,3 +121,42 @@ def test_spaces_between_special_tokens(kind: str, token: str) -> None:
     assert text() == text(spaces_between_special_tokens=True) == tokenizer.decode(ids, False)
     assert text(spaces_between_special_tokens=False) == f"{token} <x><y><y> {token} <x>"
     assert text(skip=True, spaces_between_special_tokens=False) == f"{token} {token}"
+
+
+def check_random_tokens(tokenizer: Tokenizer, num_texts: int) -> None:
+    """Compare each beginning of random texts, full of broken characters and special tokens."""
+    rng, special_ids = random.Random(0), [*tokenizer.special_ids]
+    assert tokenizer.byte_table is not None
+    num_whole = 0
+    for number in range(num_texts):
+        largest = (tokenizer.vocab_size, 300)[number % 2]  # byte tokens are mostly the first ones
+        ids = [rng.randrange(largest) for _ in range(24)]
+        for place in rng.sample(range(len(ids)), rng.randrange(5)):
+            ids[place] = rng.choice(special_ids)
+        for skip in (True, False):
+            detokenizer, text = Detokenizer(tokenizer, skip_special_tokens=skip), ""
+            for end in range(1, len(ids) + 1):
+                text += detokenizer.add(ids[end - 1 : end])
+                wanted = tokenizer.decode(ids[:end], skip)
+                assert text + detokenizer.pending() == wanted
+                by_library = str(backend_of(tokenizer).decode(ids[:end], skip))
+                num_whole += "\ufffd" not in by_library
+                assert "\ufffd" in by_library or wanted == by_library
+            at_once = Detokenizer(tokenizer, skip_special_tokens=skip)
+            assert at_once.add(ids) + at_once.finish() == tokenizer.decode(ids, skip)
+    assert num_whole > num_texts
+
+
+def test_each_beginning_of_random_tokens_has_the_librarys_text() -> None:
+    check_random_tokens(Tokenizer.load(ROOT / "mie/assets/tiny", None), num_texts=20)
+
+
+@pytest.mark.slow
+def test_random_tokens_of_published_vocabularies_have_the_librarys_text() -> None:
+    paths = [path for path in DATA.glob("vocab/*.gguf") if "bert" not in path.name]
+    if not paths:
+        pytest.skip(
+            f"{DATA} has no vocab/*.gguf (python -m scripts.scoreboard --get puts it there)"
+        )
+    for path in paths:
+        check_random_tokens(Tokenizer.load(path, None), num_texts=100)
