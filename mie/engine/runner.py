@@ -91,10 +91,8 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> Launched:
         """Pack a prepared step, and begin to compute it and to sample. `collect` waits for it."""
         logits = self.backend.run_step(self._forward, self.pack(plan))
-        rows = [*plan.decodes]
-        controls = [
-            self._controls(row) if row in self._rows_with_history else GREEDY for row in rows
-        ]
+        rows, edited = [*plan.decodes], self._rows_with_history
+        controls = [self._controls(row) if row in edited else GREEDY for row in rows]
         for chunk in plan.chunks:
             own = [self._controls(chunk.row, choice) for choice in chunk.choices]
             # A row that reads its tokens draws after each draft in `_verified`.

@@ -284,7 +284,7 @@ def test_openais_loop_calls_two_tools(client):
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     assert called == {"Weather", "Add"}
     final = client.chat.completions.create(
-        model="bundled", messages=messages, tools=tools, max_tokens=8
+        model="bundled", messages=messages, tools=tools, max_tokens=8, temperature=0
     )
     assert final.choices[0].message.content
     assert final.choices[0].message.tool_calls is None
