@@ -112,7 +112,7 @@ def load(kind: str, num_requests: int, seconds: float = 0.0) -> Any:
     token_ids = tokenizer.encode(TEXT * 8, add_special_tokens=False)
     token_ids = [each for each in token_ids if each not in engine.eos_token_ids]
     backend = NullBackend(token_ids * (num_requests // len(token_ids) + 2), seconds)
-    decoder: Any = SimpleNamespace(backend=backend, forward=dict)  # never called
+    decoder: Any = SimpleNamespace(backend=backend, forward=dict, adapters=None)  # never called
     engine.runner = ModelRunner(
         decoder,
         kv_cache=None,

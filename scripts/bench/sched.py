@@ -116,7 +116,7 @@ def new_engine(num_blocks: int, num_seqs: int) -> Engine:
     backend = SimpleNamespace(
         move_blocks=lambda *caches_and_ids: None, is_asynchronous=False, has_decode_kernels=False
     )
-    decoder: Any = SimpleNamespace(backend=backend, forward=dict)  # never called
+    decoder: Any = SimpleNamespace(backend=backend, forward=dict, adapters=None)  # never called
     runner = ConstantRunner(
         decoder,
         kv_cache=None,
