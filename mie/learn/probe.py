@@ -239,7 +239,8 @@ class Probe:
             )
         if missing:
             where = ", ".join(str(i) for i in missing[:4])
-            raise Broken("keys missing", f"{who} did not read the key at position {where}.")
+            keys = "key at position" if len(missing) == 1 else "keys at positions"
+            raise Broken("keys missing", f"{who} did not read the {keys} {where}.")
         if max(tokens.values()) > 1:
             raise Broken("read twice", f"{who} read a key more than once.")
         for entry in read:

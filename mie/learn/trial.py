@@ -355,6 +355,8 @@ def try_out(steps: Steps, exercise: Exercise, source: str, path: str) -> Verdict
         lines = [f"{name} fails.", *failure(crash or trouble or AssertionError(), path)]
     if broken:
         lines += _sentences(exercise, broken)
+    elif trouble and difference:
+        lines += ["In a small situation of the check, your code fails:", *failure(trouble, path)]
     elif not trouble and not crash:
         lines.append(
             "Every rule that the check knows is kept, so the mistake is a rare one. Compare"

@@ -1,6 +1,6 @@
 """Check blocks and tables, ragged batches, and drafts: exercises 3, 4 and 8."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,12 @@ def _grow(step: Any, probe: Probe) -> None:
     def grown(have: int, length: int, free: int) -> tuple[Any, int, int]:
         """Return the result, the blocks of the table, and the free blocks."""
         pool, seq = step.Pool(probe, have + free, 4), step.Sequence("A", [0], 99)
-        seq.table = [pool.take() for _ in range(have)]
+        before = [pool.take() for _ in range(have)]
+        seq.table = [*before]
         result = pool.grow(seq, length)
+        if len(seq.table) > have and seq.table[:have] != before:
+            seen = f"grow for {length} tokens made the table {seq.table} of {before}."
+            raise Broken("blocks in front", seen)
         audit(pool, [seq])
         return result, len(seq.table), len(pool.free)
 
@@ -212,14 +216,9 @@ def _run(step: Any, probe: Probe, pool: Any, batch: list[tuple[Any, int]]) -> No
     pool.counts = {seq.name: num for seq, num in batch}
     for seq, num in batch:
         assert pool.grow(seq, seq.num_computed + num)
-    passes, ended = probe.num_passes, probe.num_ended
-    try:
-        step.run(probe, pool, list(batch))
-    except IndexError as error:
-        if probe.num_ended == ended:
-            raise
-        seen = f"After the pass over the batch [{shown}], run raised IndexError: {error}."
-        raise Broken("row of logits", seen) from error
+    passes = probe.num_passes
+    case = f"After the pass over the batch [{shown}], run"
+    _with_logits(probe, case, step.run, probe, pool, list(batch))
     if probe.num_passes != passes + 1:
         raise Broken(
             "one pass",
@@ -246,6 +245,17 @@ def _run(step: Any, probe: Probe, pool: Any, batch: list[tuple[Any, int]]) -> No
                 f"After the batch [{shown}], {seq.name} got {count(new, 'new token')}.",
             )
     check_tokens(probe.texts, [seq for seq, _ in batch])
+
+
+def _with_logits(probe: Probe, case: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Return a function's result. An IndexError after the pass is a wrong row of the logits."""
+    num_ended = probe.num_ended
+    try:
+        return function(*args)
+    except IndexError as error:
+        if probe.num_ended == num_ended:
+            raise
+        raise Broken("row of logits", f"{case} raised IndexError: {error}.") from error
 
 
 # Drafts.
@@ -314,10 +324,10 @@ def _verified(
 ) -> None:
     text, known = probe.texts["A"], len(seq.tokens)
     passes, given = probe.num_passes, list(drafts)
-    result = step.verify(probe, pool, seq, given)
     case = f"With {len(drafts)} drafts, the first {num_right} of them right,"
     if num_right == len(drafts):
         case = f"With {count(num_right, 'right draft')}," if drafts else "Without drafts,"
+    result = _with_logits(probe, f"{case} verify", step.verify, probe, pool, seq, given)
     if probe.num_passes != passes + 1:
         raise Broken(
             "one pass", f"{case} verify called model.forward {probe.num_passes - passes} times."
@@ -329,6 +339,8 @@ def _verified(
         raise Broken("own token missing", seen)
     if num_new > num_right + 1:
         raise Broken("wrong draft kept", seen)
+    if drafts[num_right:] and seq.tokens[known + num_right :] == drafts[num_right : num_right + 1]:
+        raise Broken("wrong draft kept", f"{case} the last new token is the wrong draft.")
     check_tokens(probe.texts, [seq])
     if num_new < num_right + 1:
         raise Broken("right draft dropped", seen)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from mie.base.reprs import count
 from mie.learn.checks.engine import Driver
 from mie.learn.probe import Broken, Probe, called, text_of
 
@@ -138,8 +139,8 @@ def _grow(step: Any, sequence_class: Any) -> None:
     if pool.holders[1] != 1 or pool.holders[new] != 1:
         raise Broken(
             "old block not dropped" if pool.holders[1] == 2 else "holder not counted",
-            f"{seen}after the copy, block 1 has {pool.holders[1]} holders, and block {new} has "
-            f"{pool.holders[new]}.",
+            f"{seen}after the copy, block 1 has {count(pool.holders[1], 'holder')}, "
+            f"and block {new} has {pool.holders[new]}.",
         )
     if not result:
         raise Broken("grow returns nothing", f"grow copied a block and returned {result!r}.")
