@@ -25,9 +25,9 @@ class Driver:
                 driver.see(batch)
                 return batch
 
-            def make_room(self, seq: Any, count: int) -> Any:
+            def make_room(self, seq: Any, *args: Any, **kwargs: Any) -> Any:
                 driver.see_request(seq)
-                result = super().make_room(seq, count)
+                result = super().make_room(seq, *args, **kwargs)
                 if result is None:
                     seen = f"make_room for {seq.name} returned None."
                     raise driver._broken("make_room returns nothing", seen)
@@ -108,7 +108,7 @@ class Driver:
         if not batch and (self._running or self._waiting):
             raise self._broken(
                 "no progress",
-                f"the batch is empty, although "
+                "the batch is empty, although "
                 f"{self._names([*self._running, *self._waiting])} could compute.",
             )
         total = sum(num for _, num in batch)
@@ -128,11 +128,9 @@ class Driver:
         for seq in self.seqs:
             places = running.count(seq) + waiting.count(seq)
             if places > 1:
-                raise self._broken(
-                    "in two queues",
-                    f"{seq.name} stands in running {count(running.count(seq), 'time')}, and in "
-                    f"waiting {count(waiting.count(seq), 'time')}.",
-                )
+                names = ["running"] * running.count(seq) + ["waiting"] * waiting.count(seq)
+                seen = f"{seq.name} is in {places} places: {', '.join(names)}."
+                raise self._broken("in two queues", seen)
             if seq in [*self._running, *self._waiting] and not places:
                 raise self._broken(
                     "sequence lost", f"{seq.name} is neither running nor waiting, and not done."
@@ -174,8 +172,8 @@ class Driver:
         # A policy may sort its queue later: then victims stand at the head until the next step.
         right = sorted(waiting, key=self.key)
         rest = [seq for seq in right if seq not in victims]
-        has_heads = {seq.name for seq in waiting[: len(victims)]} == {v.name for v in victims}
-        if waiting != right and not (has_heads and waiting[len(victims) :] == rest):
+        victims_first = all(seq in victims for seq in waiting[: len(victims)])
+        if waiting != right and not (victims_first and waiting[len(victims) :] == rest):
             rule = "queue not sorted" if self.has_policy else "order of the queue"
             by_rank = f" By rank it is {self._names(right)}." * self.has_policy
             raise self._broken(rule, f"the queue is {self._names(waiting)}.{by_rank}")
