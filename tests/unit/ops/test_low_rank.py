@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 from compiled import needs_numba
 from numpy.typing import NDArray
+from quantised_rows import quantised
 from step_batches import partial_batch
 
 from mie.config.engine import EngineConfig
 from mie.load.backends import load_backend
 from mie.ops.adapters.low_rank import LowRank, SlotShape, low_rank
 from mie.ops.backend import Backend, StepBatch
+from mie.ops.weights.quantised import Codes, Form
 
 COUNTS, NUM_INPUTS = (24, 7, 9), 21
 SHAPE = SlotShape(num_inputs=NUM_INPUTS, counts=COUNTS, num_slots=3, max_rank=6)
@@ -54,8 +56,10 @@ def loaded(backend: Backend) -> Any:
     return weight
 
 
-def product(backend: Backend, weight: Any, x: Floats, slots: list[int]) -> Floats:
-    """Return a product in a step whose tokens have these adapters."""
+def product(
+    backend: Backend, weight: Any, x: Floats, slots: list[int], before: Any = None
+) -> Floats:
+    """Return a product in a step whose tokens have these adapters, after another product."""
     batch = replace(
         partial_batch(
             token_ids=np.zeros(len(x), np.int64),
@@ -71,21 +75,22 @@ def product(backend: Backend, weight: Any, x: Floats, slots: list[int]) -> Float
     def forward(_: StepBatch) -> Any:
         recorder = getattr(backend, "recorder", None)  # of jit, which runs steps as programs
         given: Any = x if recorder is None else recorder.program.given(x)
+        if before is not None:  # so that the memory of its results is used again
+            backend.linear(given, before)
         return backend.linear(given, weight)
 
     return np.array(backend.run_step(forward, batch))
 
 
-def defined(x: Floats, slots: list[int]) -> Floats:
-    """Return the product by the definition, in float64."""
-    y = x.astype(np.float64) @ WEIGHT.T
+def defined(x: Floats, slots: list[int], y: Floats | None = None) -> Floats:
+    """Return the product by the definition, in float64. ``y`` replaces the one without adapters."""
+    x = x.astype(np.float64)
+    y = x @ WEIGHT.T if y is None else y.astype(np.float64)
     ends = np.cumsum(COUNTS)
     for row, slot in enumerate(slots):
         for change, end, count in zip(CHANGES.get(slot, []), ends, COUNTS, strict=False):
             if change is not None:
-                y[row, end - count : end] += low_rank(x[row : row + 1].astype(np.float64), change)[
-                    0
-                ]
+                y[row, end - count : end] += low_rank(x[row : row + 1], change)[0]
     return y
 
 
@@ -126,8 +131,29 @@ def test_rows_without_an_adapter_have_the_bits_of_a_matrix_without_slots(name: s
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_slot_keeps_nothing_of_the_adapter_before(name: str) -> None:
     backend = backend_of(name)
-    weight, fresh = loaded(backend), loaded(backend)
-    backend.adapters.put(weight, 1, random_changes(7, (6, 6, 6)))
+    weight, fresh, busy = loaded(backend), loaded(backend), loaded(backend)
+    for each in (weight, busy):
+        backend.adapters.put(each, 1, random_changes(7, (6, 6, 6)))
     backend.adapters.put(weight, 1, CHANGES[2])
-    found = product(backend, weight, X, [1] * len(X))
+    found = product(backend, weight, X, [1] * len(X), before=busy)
     assert found.tobytes() == product(backend, fresh, X, [2] * len(X)).tobytes()
+
+
+@pytest.mark.parametrize("activations", ["float32", "int8"])
+@pytest.mark.parametrize("codes", ["int8", "int4"])
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_quantised_matrix_has_adapters(name: str, codes: Codes, activations: str) -> None:
+    """The product with codes stays as it is, rounded activations included."""
+    form = Form(codes=codes, group=32, has_offsets=False)
+    rows, parts = quantised(form, sum(COUNTS), NUM_INPUTS), [(sum(COUNTS), form)]
+    config = EngineConfig(batch_invariant=True, num_threads=2, activations=activations)
+    backend = load_backend(name, "float32", config)
+    plain = backend.load_linear(WEIGHT.shape, [rows], parts=parts)
+    weight = backend.adapters.with_slots(
+        backend.load_linear(WEIGHT.shape, [rows], parts=parts), SHAPE
+    )
+    for slot, changes in CHANGES.items():
+        backend.adapters.put(weight, slot, changes)
+    wanted = defined(X, SLOTS, np.array(backend.linear(X, plain)))
+    found = product(backend, weight, X, SLOTS)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
