@@ -44,9 +44,10 @@ def test_reasons_of_refusals_are_classes() -> None:
     found = [
         maskbench.reason_of(f"{begin}cannot be followed: required property 'a' is unsatisfiable"),
         maskbench.reason_of(f"{begin}has maximum 12345, which llguidance would change (write 0)"),
+        maskbench.reason_of(f"{begin}has no type; see #/properties/a/items"),
     ]
     assert found[0].endswith("a property is unsatisfiable")
-    assert found[1] == "has maximum , which llguidance would change"
+    assert found[1:] == ["has maximum , which llguidance would change", "has no type"]
 
 
 def test_a_value_is_accepted_with_its_properties_in_the_order_of_the_schema() -> None:
