@@ -128,7 +128,7 @@ def _tag_writer(params: StructuredOutputsParams, eos_token_ids: Sequence[int]) -
             found = {} if given is True else {"not": {}} if given is False else given
             found = rewritten(found, is_closed=asked.disable_additional_properties)
         except (ConfigError, RequestError) as error:
-            raise RequestError(f"at {place}: {error}") from error
+            raise RequestError(f"cannot be followed: {place} {error}") from error
         return f"%json {json.dumps({**found, 'x-guidance': _json_options(asked)})}"
 
     def lark(grammar: str, options: Mapping[str, Any]) -> str:
