@@ -162,8 +162,11 @@ class TagWriter:
     # Free text
 
     def _any_text(self, given: Format, place: str, ends: Ends | None) -> str:
-        if _count(given, "max_tokens", place) is not None and place != f"{self._opening}.content":
-            raise _refused(f"{place}.max_tokens", "is supported in a tag at the beginning only")
+        if _count(given, "max_tokens", place) is not None and (
+            place != f"{self._opening}.content" or ends is None or len(ends.literals) != 1
+        ):
+            why = "is supported in a tag at the beginning only, and with one end"
+            raise _refused(f"{place}.max_tokens", why)
         body = self._body(given, place)
         most = _count(given, "max_chars", place)
         if most is not None:

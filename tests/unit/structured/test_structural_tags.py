@@ -275,6 +275,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
         {"format": sequence(text("a"), tag_of("b", {**ANY, "max_tokens": 3}, "c"))},
         "format.elements[1].content.max_tokens is supported in a tag at the beginning only",
     ),
+    "a budget without an end": (
+        {"format": tag_of("b", {**ANY, "max_tokens": 3}, "")},
+        "format.content.max_tokens is supported in a tag at the beginning only, and with one end",
+    ),
+    "a budget with two ends": (
+        {"format": tag_of("b", {**ANY, "max_tokens": 3}, ["c", "d"])},
+        "and with one end",
+    ),
     "no range": (
         {"format": {"type": "repeat", "min": 3, "max": 2, "content": ANY}},
         "format needs min, and max, which is -1 or at least min",
