@@ -263,16 +263,25 @@ def run_scenarios(
     return seen
 
 
+def run_until_hit(model: str, backend: str, count: int, folder: Path, stored: str = "auto") -> int:
+    """Run ``count`` scenarios, and more if a busy machine wrote too late for a hit."""
+    hits = 0
+    for first in range(0, 10 * count, count):
+        hits += run_scenarios(model, backend, range(first, first + count), folder, stored)["hits"]
+        if hits:
+            break
+    return hits
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_answers_with_a_cache_on_a_disk_equal_answers_without_one(model: str, tmp_path: Path):
-    seen = run_scenarios(model, "numpy", range(4), tmp_path)
-    assert seen["hits"]
+    assert run_until_hit(model, "numpy", 4, tmp_path)
 
 
 @needs_numba
 @pytest.mark.parametrize("stored", ["auto", "int4"])
 def test_log_probabilities_with_a_cache_on_a_disk_have_equal_bits(tmp_path: Path, stored: str):
-    assert run_scenarios("qwen3_tied", "jit", range(3), tmp_path, stored)["hits"]
+    assert run_until_hit("qwen3_tied", "jit", 3, tmp_path, stored)
 
 
 @pytest.mark.slow

@@ -17,9 +17,11 @@ class ClientBudget(Budget):
         self._parts = parts
 
     def most(self, request: Request) -> int:
+        """Return the number of tokens that a request may compute."""
         return min(self.left, self._parts.get(request.client, 0))
 
     def take(self, request: Request, count: int) -> None:
+        """Take ``count`` tokens from the step and from the client's part."""
         self.left -= count
         self._parts[request.client] -= count
 

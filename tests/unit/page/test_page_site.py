@@ -27,7 +27,7 @@ def test_the_front_page_opens_the_story_and_leads_to_pages_that_exist(
     page_site.write_site(tmp_path / page_site.STORY)
     front = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert "url=docs/story/story.html" in front
-    links = re.findall(r'href="([^"]*)"', front)
+    links = re.findall(r'<a href="([^"]*)"', front)
     assert len(links) == len(page_site.FRONT)
     for link in links:
         written = tmp_path / (f"{link}index.html" if link.endswith("/") else link)
