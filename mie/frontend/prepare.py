@@ -230,15 +230,15 @@ class Preparer:
 
 @contextmanager
 def naming_tools(answer: AnswerFormat | None) -> Iterator[None]:
-    """Let refusals of a grammar that the tools made say so."""
+    """Let refusals of a grammar that the tools made say so, also beside a structure."""
     try:
         yield
     except (ConfigError, RequestError) as error:
-        what = str(error)
-        is_made = answer is not None and answer.structured_outputs is not None
-        if not is_made or not what.startswith("structured_outputs"):
+        if answer is None or not str(error).startswith("structured_outputs"):
             raise
-        raise RequestError(f"tools{what.removeprefix('structured_outputs')}") from error
+        from mie.frontend.whole_answer import as_asked  # few requests need mie.text.tools
+
+        raise RequestError(as_asked(str(error), answer)) from error
 
 
 def without_text(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from dataclasses import replace
 
 from mie.config.engine import RequestLimits
 from mie.config.params.sampling import SamplingParams
 from mie.config.params.structured import JSON_OPTIONS, StructuredOutputsParams, structure_from
 from mie.errors import RequestError, shown
+from mie.structured.descriptions import kind_of, parameters_of
 from mie.structured.structural_tags import opening_tag, root_of
 from mie.text.tools.formats import AnswerFormat
 from mie.text.tools.whole import Format, either, sequence
@@ -58,6 +60,8 @@ def answering(
     return params, replace(
         answer,
         structured_outputs=None if structure is not None else params.structured_outputs,
+        structure=structure,
+        structure_place=_place_of_structure(answer, len(reasoning)),
         is_written=_is_written(answer, has_more=structure is not None or bool(reasoning)),
         may_lack_open=False,
     )
@@ -81,6 +85,38 @@ def _body(
         return None
     text = sequence(*parts.before_text, _format_of(structure))
     return text if parts.calls is None else either(parts.calls(), text)
+
+
+def _place_of_structure(answer: AnswerFormat, num_before: int) -> str:
+    """Return the place of the structure in the grammar, after so many parts of reasoning."""
+    among_calls = ".elements[1]" if answer.parts.calls is not None else ""
+    return f"format.elements[{num_before}]{among_calls}.elements[{len(answer.parts.before_text)}]"
+
+
+_PLACE = re.compile(r"line \d+, column \d+: (failed to compile JSON schema: )?")
+
+
+def as_asked(refusal: str, answer: AnswerFormat) -> str:
+    """Return a refusal of a whole answer's grammar in terms of the tools or of the structure.
+
+    The caller has not seen the grammar. Nothing else is changed.
+    """
+    own = "structured_outputs has a structural_tag that "
+    problem = refusal.removeprefix(own)
+    is_of_tools = any(problem.endswith(parameters_of(name)) for name in answer.names)
+    if answer.structured_outputs is not None or (is_of_tools and problem != refusal):
+        refusal = refusal.replace(own, "structured_outputs has a schema that ", 1)
+        return f"tools{refusal.removeprefix('structured_outputs')}"
+    structure = answer.structure
+    if structure is None or problem == refusal:
+        return refusal
+    if structure.structural_tag is not None:
+        _, root = root_of(json.loads(str(structure.structural_tag)))
+        return refusal.replace(answer.structure_place, root, 1)
+    problem = problem.replace(f"{answer.structure_place} ", "", 1)
+    if structure.grammar is None:
+        problem = _PLACE.sub("", problem, count=1)
+    return f"structured_outputs has a {kind_of(structure)} that {problem}"
 
 
 def _is_written(answer: AnswerFormat, *, has_more: bool) -> bool:

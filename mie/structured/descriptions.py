@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from mie.config.params.structured import COMPACT, JSON_OPTIONS, StructuredOutputsParams
-from mie.errors import ConfigError, RequestError, install_command
+from mie.errors import ConfigError, RequestError, install_command, shown
 from mie.structured.ebnf import is_ebnf, lark_of_ebnf, place_in
 from mie.structured.limits import PLACE_SECONDS
 from mie.structured.references import References
@@ -87,12 +87,17 @@ def place_of(
 ) -> str | None:
     """Return the JSON pointer of the innermost part of a schema that has the whole's error.
 
+    Of a structural tag, it returns the function whose schema has the error.
     ``error_of`` compiles a grammar and returns the library's error, or an empty text. The search
     ends after `PLACE_SECONDS` of CPU time.
     """
+    end = time.thread_time() + PLACE_SECONDS
+    if params.structural_tag is not None:
+        with suppress(RequestError, ValueError, TypeError, KeyError):  # of a caller's own tag
+            return _place_in_calls(json.loads(str(params.structural_tag)), error, error_of, end)
+        return None
     if params.json is None:
         return None
-    end = time.thread_time() + PLACE_SECONDS
     root = json.loads(str(params.json))
     references = References(root)
     innermost, seen = root, {id(root)}
@@ -104,6 +109,34 @@ def place_of(
                 innermost, left = part, list(references.parts(part))
             seen.add(id(part))
     return references.pointer(innermost)
+
+
+def _place_in_calls(tag: Any, error: str, error_of: Callable[[str], str], end: float) -> str | None:
+    """Return the function whose parameters have an error, if the error is in a grammar of calls."""
+    left = [tag]
+    while left:
+        part = left.pop()
+        if isinstance(part, list):
+            left += part
+        elif isinstance(part, dict) and part.get("type") == "grammar" and part.get("functions"):
+            calls = _with_rewritten_schemas(str(part["grammar"]), True).split("\n")[1:]
+            for name, call in zip(list(part["functions"]), calls, strict=False):
+                if time.thread_time() > end:
+                    return None
+                _, found, schema = call.partition(" %json ")
+                if found:
+                    schema, _ = json.JSONDecoder().raw_decode(schema)
+                    alone = error_of(json.dumps({"grammars": [{"json_schema": schema}]}))
+                    if alone and alone.partition("\n")[0] in error:
+                        return parameters_of(name)
+        elif isinstance(part, dict):
+            left += [] if part.get("type") == "json_schema" else part.values()
+    return None
+
+
+def parameters_of(name: object) -> str:
+    """Return the place of a function's parameters in messages."""
+    return f"the parameters of the function {shown(name)}"
 
 
 def _has_error(
@@ -133,9 +166,8 @@ def _tag_writer(params: StructuredOutputsParams, eos_token_ids: Sequence[int]) -
 
     def lark(grammar: str, options: Mapping[str, Any]) -> str:
         is_closed = params.disable_additional_properties
-        return _lark(
-            grammar, is_closed=options.get("disable_additional_properties", is_closed) is True
-        )
+        is_closed = options.get("disable_additional_properties", is_closed) is True
+        return _lark(grammar, is_closed=is_closed, functions=options.get("functions") or ())
 
     def regex(pattern: str) -> str:
         written = json.loads(library().LLMatcher.grammar_from_regex(pattern))
@@ -144,17 +176,20 @@ def _tag_writer(params: StructuredOutputsParams, eos_token_ids: Sequence[int]) -
     return TagWriter(schema=schema, lark=lark, regex=regex, eos_token_ids=eos_token_ids)
 
 
-def _lark(grammar: str, *, is_closed: bool) -> str:
-    """Return a grammar in llguidance's dialect of Lark, converted from EBNF if it is that."""
+def _lark(grammar: str, *, is_closed: bool, functions: Sequence[object] = ()) -> str:
+    """Return a grammar in llguidance's dialect of Lark, converted from EBNF if it is that.
+
+    ``functions`` names the functions whose calls are in the lines after the first.
+    """
     if is_ebnf(grammar):
         return lark_of_ebnf(grammar)
-    return _with_rewritten_schemas(grammar, is_closed)
+    return _with_rewritten_schemas(grammar, is_closed, functions)
 
 
 _SCHEMA_OR_TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|%json\s*')
 
 
-def _with_rewritten_schemas(lark: str, is_closed: bool) -> str:
+def _with_rewritten_schemas(lark: str, is_closed: bool, functions: Sequence[object] = ()) -> str:
     """Return a grammar with its JSON schemas rewritten like the schemas of requests."""
     parts = []
     place = 0
@@ -171,8 +206,11 @@ def _with_rewritten_schemas(lark: str, is_closed: bool) -> str:
                 try:
                     schema = rewritten(schema, is_closed=is_closed)
                 except RequestError as error:
-                    at = place_in(lark, found.end())
-                    raise RequestError(f"{error} of the JSON schema at {at}") from error
+                    line = lark.count("\n", 0, found.end())
+                    at = f"the JSON schema at {place_in(lark, found.end())}"
+                    if 0 < line <= len(functions):
+                        at = parameters_of(functions[line - 1])
+                    raise RequestError(f"{error} of {at}") from error
                 if isinstance(options, dict):
                     schema["x-guidance"] = {**options, **_STRICT}
                 num_lines = lark.count("\n", found.end(), end)  # errors below keep their lines

@@ -257,6 +257,8 @@ def _new_grammar(
         error, place = reply["error"], reply.get("place")
         if params.regex is not None:
             error = error.removeprefix("at 1(8): ")  # the place in a grammar with the expression
+        if params.structural_tag is not None and place:
+            error = error.rpartition("failed to compile JSON schema: ")[2]  # of a function
         at = f"; see {place}" if place else ""
         raise _refusal(params, f"cannot be followed: {why(error)}{at}")
     if "grammar" not in reply:

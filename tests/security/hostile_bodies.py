@@ -109,6 +109,12 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
         ('{"prompt": "a", "context": [', "5", "]}"),
     ],
     "/api/show": [('{"verbose": [', "[]", "]}")],
+    "/v1/load_lora_adapter": [
+        ('{"lora_path": "a", "lora_name": "', "a", '"}'),
+        ('{"lora_name": "a", "lora_path": "', "a", '"}'),
+        ('{"lora_name": "a", "lora_path": "a", ', '"%x":1', "}"),
+    ],
+    "/v1/unload_lora_adapter": [('{"lora_name": "', "a", '"}')],
     "/tokenize": [('{"prompt": "', "a", '"}'), ('{"messages": [', EMPTY_TURN, "]}")],
     "/detokenize": [('{"tokens": [', "5", "]}")],
     "/apply-template": [('{"messages": [{"role": "user", "content": [', TEXT, "]}]}")],
@@ -135,8 +141,8 @@ def run(path: str, first: int, last: int) -> str:
 
 async def _run(path: str, first: int, last: int) -> list[dict[str, Any]]:
     found = []
-    async with AsyncLLM("bundled", num_blocks=256, num_threads=1) as engine:
-        app = create_app(engine)
+    async with AsyncLLM("bundled", num_blocks=256, num_threads=1, enable_lora=True) as engine:
+        app = create_app(engine, ServeConfig(allow_runtime_lora_updating=True))
         async with app.router.lifespan_context(app):
             transport = httpx2.ASGITransport(app)
             async with httpx2.AsyncClient(

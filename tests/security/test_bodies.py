@@ -41,7 +41,8 @@ def test_a_body_of_the_largest_size_takes_bounded_work(zygote, path, first) -> N
     for case in json.loads(result.stdout):
         assert 0.8 * MAX_BYTES < case["bytes"] <= MAX_BYTES, case
         assert case["seconds"] < MAX_CPU_SECONDS, case
-        assert case["status"] in (200, 400), case
+        unknown = 404 if path == "/v1/unload_lora_adapter" else 400  # no adapter has the name
+        assert case["status"] in (200, unknown), case
         for field, message in REFUSED.items():
             if field in case["case"]:
                 assert re.search(message, case["text"]), case

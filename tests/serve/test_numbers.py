@@ -34,6 +34,8 @@ HUGE = ("1" + "0" * 400, "1e400", "-1e300", "NaN")
 BODIES: dict[str, dict[str, Any]] = {
     **DIALECTS,
     "/v1/messages/count_tokens": {"messages": MESSAGES},
+    "/v1/load_lora_adapter": {"lora_name": "poet", "lora_path": "adapters/poet"},
+    "/v1/unload_lora_adapter": {"lora_name": "poet"},
     "/tokenize": {"prompt": "Once"},
     "/detokenize": {"tokens": [1]},
     "/apply-template": {"messages": MESSAGES},
@@ -165,7 +167,7 @@ def test_every_route_with_numbers_is_tried():
 
 @pytest.fixture(scope="module")
 def engine():
-    engine = load(max_model_len=64, num_blocks=64)
+    engine = load(max_model_len=64, num_blocks=64, enable_lora=True)
     yield engine
     engine.shutdown()
 
@@ -183,7 +185,7 @@ def numbers_for(index: int, schema: dict[str, Any], is_thorough: bool) -> tuple[
 @pytest.mark.parametrize("path", BODIES)
 def test_any_number_in_any_field_is_answered_or_refused_and_hurts_nobody(engine, path, is_thorough):
     async def ask() -> None:
-        app = create_app(engine)
+        app = create_app(engine, ServeConfig(allow_runtime_lora_updating=True))
         async with app.router.lifespan_context(app):
             for index, (place, schema) in enumerate(fields()[path].items()):
                 for number in numbers_for(index, schema, is_thorough):

@@ -135,7 +135,12 @@ class _Calls:
         start = f"start: {begin} call {again if choice.may_repeat else ''} {end}"
         more = [] if rules is None else rules.rules
         text = "\n".join([start, "call: " + "\n  | ".join(calls), *more])
-        return {"type": "grammar", "grammar": text, "disable_additional_properties": True}
+        return {
+            "type": "grammar",
+            "grammar": text,
+            "disable_additional_properties": True,
+            "functions": [tool.name for tool in choice.tools],
+        }
 
     def _call(
         self, tool: Tool, written: Literals, rules: ArgumentRules | None, *, is_held: bool

@@ -143,6 +143,10 @@ class AnswerFormat:
     """Whether there may be several calls."""
     structured_outputs: StructuredOutputsParams | None = None
     """The grammar that the tools make for the answer."""
+    structure: StructuredOutputsParams | None = None
+    """The structure that the caller gave and that is a part of the answer's grammar."""
+    structure_place: str = ""
+    """The place of the structure in the grammar, for messages."""
     parts: AnswerParts = field(default_factory=AnswerParts)
     """The parts of which `mie.frontend.whole_answer` makes a grammar."""
     is_written: bool = False

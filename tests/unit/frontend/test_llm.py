@@ -194,7 +194,6 @@ def test_chat_takes_vllms_parameters(llm):
     [
         ({"chat_templat": "x"}, r"no parameter 'chat_templat'; did you mean 'chat_template'"),
         ({"enable_thinking": True}, "variables of the template go into chat_template_kwargs"),
-        ({"lora_request": "x"}, "lora_request must be a LoRARequest; got 'x'"),
         ({"continue_final_message": True}, "exclude each other"),
         ({"chat_template_content_format": "xml"}, "must be one of 'auto', 'string', 'openai'"),
         ({"chat_template_kwargs": {"tools": 1}}, "tools is a separate parameter"),
@@ -205,6 +204,15 @@ def test_chat_takes_vllms_parameters(llm):
 def test_chat_refuses_unknown_parameters(llm, method, option, message):
     with pytest.raises((ConfigError, RequestError), match=message):
         getattr(llm, method)(CHAT, **option)
+
+
+def test_only_methods_that_generate_take_adapters(llm):
+    with pytest.raises(RequestError, match="lora_request must be a LoRARequest; got 'x'"):
+        llm.chat(CHAT, lora_request="x")
+    message = "lora_request is not supported: only generate, chat, .* take adapters .*; got 'x'"
+    for method in (llm.apply_chat_template, llm.chat_prompt):
+        with pytest.raises(ConfigError, match=message):
+            method(CHAT, lora_request="x")
 
 
 def test_one_bad_prompt_stops_the_call_before_it_runs(llm):

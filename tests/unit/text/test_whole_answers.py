@@ -295,6 +295,50 @@ def test_a_wrong_choice_of_tools_is_refused_by_its_place(choice: Any, message: s
         answers(tools=TOOLS, tool_choice=choice)
 
 
+NOWHERE = {"properties": {"x": {"$ref": "#/nope"}}}
+NEVER = {"type": "object", "properties": {"x": {"not": {}}}, "required": ["x"]}
+
+
+@pytest.mark.parametrize(
+    ("choice", "structure"),
+    [("required", None), ("auto", None), ("auto", {"regex": "a+"}), ("auto", {"json": NEVER})],
+)
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [(NOWHERE, "refers to '#/nope'"), (NEVER, "cannot be followed: Unsatisfiable schema")],
+)
+def test_a_refusal_names_the_function(schema: Any, reason: str, structure: Any, choice: str):
+    tools = [*TOOLS, tool("fly", schema, strict=True)]
+    with pytest.raises(RequestError) as error:
+        answers(tools=tools, tool_choice=choice, structured_outputs=structure)
+    assert str(error.value).startswith(f"tools has a schema that {reason}")
+    assert str(error.value).endswith("the parameters of the function 'fly'")
+
+
+@pytest.mark.parametrize(
+    ("structure", "message"),
+    [
+        ({"regex": "("}, "regex that cannot be followed: invalid regex at column 1 of '('"),
+        ({"json": NEVER}, "json schema that cannot be followed: Unsatisfiable schema"),
+        ({"json": NOWHERE}, "json schema that cannot be followed: refers to '#/nope'"),
+        ({"grammar": "start: %%"}, "grammar that cannot be followed: line 1, column 9"),
+        (
+            {"structural_tag": {"format": {"type": "xml"}}},
+            "structural_tag that cannot be followed: format.type 'xml' is not supported",
+        ),
+        (
+            {"structural_tag": {"structures": [], "triggers": []}},
+            "structural_tag that cannot be followed: structures.tags is empty",
+        ),
+    ],
+)
+def test_a_refusal_names_the_part_that_the_caller_gave(structure: Any, message: str):
+    for more in ({"tools": TOOLS}, {"tools": TOOLS, "opening": OPENINGS["open"]}):
+        with pytest.raises(RequestError) as error:
+            answers(**more, structured_outputs=structure)
+        assert str(error.value).startswith(f"structured_outputs has a {message}")
+
+
 # Forced calls after reasoning, and the budget alone.
 
 
