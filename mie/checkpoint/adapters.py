@@ -105,10 +105,10 @@ def read_adapter(
         UnsupportedModelError: the adapter has a feature that is not supported.
         ModelError: the adapter is broken, has a rank above ``max_rank``, or is of another model.
     """
-    path = Path(path).expanduser()
-    if path.is_dir():
+    path = Path(os.path.expanduser(path))  # Path.expanduser raises for an unknown user
+    if os.path.isdir(path):  # Path.is_dir raises for a name that is too long
         entries, pairs = _peft(path, shapes, max_rank)
-    elif path.is_file():
+    elif os.path.isfile(path):
         entries, pairs = _gguf(path, shapes, model, max_rank)
     else:
         raise ModelError(

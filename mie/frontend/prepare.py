@@ -238,7 +238,10 @@ def naming_tools(answer: AnswerFormat | None) -> Iterator[None]:
             raise
         from mie.frontend.whole_answer import as_asked  # few requests need mie.text.tools
 
-        raise RequestError(as_asked(str(error), answer)) from error
+        refusal = as_asked(str(error), answer)
+        if refusal == str(error):
+            raise
+        raise RequestError(refusal) from error
 
 
 def without_text(

@@ -192,6 +192,9 @@ def test_a_number_that_is_not_finite_is_refused(tmp_path: Path, number: float, i
 
 
 def test_an_absent_or_incomplete_adapter_is_refused(tmp_path: Path) -> None:
+    for path in ("x" * 4000, "a\0b", "~nobody-has-this-name/x"):
+        with pytest.raises(ModelError, match="does not exist; an adapter is a directory"):
+            read(Path(path))
     with pytest.raises(ModelError, match="does not exist; an adapter is a directory"):
         read(tmp_path / "nothing")
     with pytest.raises(ModelError, match=r"adapter_config\.json"):
