@@ -48,7 +48,7 @@ _WITHOUT_EFFECT = {
     *("lora_dropout", "megatron_core", "runtime_config", "qalora_group_size"),
     *("loftq_config", "eva_config", "corda_config", "lora_ga_config"),
 }
-"""Settings of training, and lists of the modules whose tensors are in the file."""
+"""Settings of training, and lists of the modules that have tensors in the file."""
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 """The values of ``init_lora_weights`` with which the weights of the model stay as they are."""
 _PEFT = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")

@@ -24,7 +24,7 @@ class Broken(Exception):
     def __init__(self, rule: str, seen: str) -> None:
         super().__init__(f"{rule}: {seen}")
         self.rule, self.seen = rule, seen
-        """A name for the rule, which rules.json explains, and a sentence about the observation."""
+        """The name of a rule of rules.json, and a sentence about the observation."""
 
 
 @dataclass

@@ -77,7 +77,7 @@ class JitAdapters(AdapterOperators):
         return 4 * shape.num_slots * shape.max_rank * num_numbers
 
     def step_bytes(self, shapes: Sequence[SlotShape], num_tokens: int) -> int:
-        """Count x A^T, and gate and up, whose product is not fused with the activation."""
+        """Count x A^T, and gate and up: their product is not fused with the activation."""
         widths = {len(shape.counts) * shape.max_rank for shape in shapes}
         most = max(sum(shape.counts) for shape in shapes)
         return 4 * room_for(num_tokens) * (sum(widths) + most)

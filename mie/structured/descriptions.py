@@ -112,7 +112,7 @@ def place_of(
 
 
 def _place_in_calls(tag: Any, error: str, error_of: Callable[[str], str], end: float) -> str | None:
-    """Return the function whose parameters have an error, if the error is in a grammar of calls."""
+    """Return the function that has an error in its parameters, if the grammar has calls."""
     left = [tag]
     while left:
         part = left.pop()

@@ -1,4 +1,4 @@
-"""Measure what a step of many decodes costs the host, with a backend that computes nothing.
+"""Measure the host's cost of a step of many decodes, with a backend that computes nothing.
 
     python scripts/benchmark.py host [--requests 64] [--rounds 3] [--compare CHECKOUT]
                                      [--output PREFIX]

@@ -1,4 +1,4 @@
-"""Compare logits with adapters with those of PEFT.
+"""Compare logits with adapters with the logits of PEFT.
 
 `scripts/make_adapters.py` made the random adapters, for tiny models of `tests/golden/models`.
 """

@@ -136,7 +136,7 @@ def test_attention_sees_the_numbers_of_the_definition(head_dim: int, block_size:
 
 
 def test_a_chunk_attends_like_decodes_bit_for_bit():
-    """The parts of a long decode are merged like those of a chunk."""
+    """The parts of a long decode are merged like the parts of a chunk."""
     block_size, head_dim, length = 16, 64, 1100
     whole = batch_of([(length, length)], block_size)
     cache = new_cache(whole, block_size, 1, head_dim)

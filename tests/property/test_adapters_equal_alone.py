@@ -1,9 +1,8 @@
-"""Check that a request with an adapter gets what it gets alone, beside any other adapters.
+"""Check that other adapters in a step change no answer of a request with an adapter.
 
 Random loads go through the real engine: in chunks, with prefix hits, forks, drafts, and preempted
-by recompute and by swap. On jit, the tokens and their log-probabilities must equal bit for bit
-those of the request alone. On NumPy in float64, the tokens must be the oracle's for the merged
-weights W + s B A.
+by recompute and by swap. On jit, the tokens and their log-probabilities equal the request alone,
+bit for bit. On NumPy in float64, the tokens equal the oracle's for the merged weights W + s B A.
 """
 
 from collections import Counter

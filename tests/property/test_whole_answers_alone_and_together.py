@@ -22,7 +22,7 @@ pytest.importorskip("llguidance", reason="the extra 'structured' is not installe
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
 
 NUM_MIXES = settings().max_examples // 2 if settings().max_examples > 40 else 5
-"""Mixes of 2 to 4 requests. `MIE_HYPOTHESIS=far` draws 1,500, which is about 4,000 requests."""
+"""Mixes of 2 to 4 requests. `MIE_HYPOTHESIS=far` draws 1,500, with about 4,000 requests."""
 
 COMMON = {"dtype": "float64", "max_model_len": 128, "block_size": 8, "num_threads": 1}
 ENGINES = {
@@ -103,7 +103,7 @@ def structures(draw):
 
 @st.composite
 def requests(draw):
-    """Draw what is asked of an answer."""
+    """Draw the parameters of an answer."""
     kind = draw(st.sampled_from(["calls", "structure", "both"]))
     asked = {
         "opening": draw(st.sampled_from(OPENINGS)),

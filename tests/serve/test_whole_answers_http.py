@@ -37,7 +37,7 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "place", "schema": PLAC
 
 @pytest.fixture(scope="module")
 def thinking():
-    """A server of a model whose template begins the reasoning."""
+    """A server of a model with a template that begins the reasoning."""
     engine = AsyncLLM("bundled", reasoning_parser="qwen3", num_blocks=512)
     template = "{{ messages[0].content }}{% if tools %}{{ tools[0].function.name }}{% endif %}"
     config = ServeConfig(chat_template=template + "<think>\n{# <tool_call> #}")

@@ -57,7 +57,7 @@ class AdaptedMatrix:
         ]
 
     def product(self, x: Floats) -> Floats:
-        """Return the product with x [T, K], or with x [G, rows, K] whose last rows are padding."""
+        """Return the product with x [T, K], or [G, rows, K], where the last rows are padding."""
         base = self._base
         plain = isinstance(base, np.ndarray)
         y: Floats = x @ base.astype(x.dtype, copy=False) if plain else base.product(x)

@@ -51,7 +51,7 @@ async def unload_adapter(asked: Asked[UnloadAdapterRequest]) -> Response:
 
 
 def _check_is_allowed(serving: Serving) -> None:
-    """Raise the 403 of a server whose adapters are those of the start."""
+    """Raise the 403 of a server that keeps the adapters of the start."""
     if not serving.config.allow_runtime_lora_updating:
         raise ApiError(
             403,

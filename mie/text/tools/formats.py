@@ -85,7 +85,7 @@ class CallFormat:
     parameters: Parameters | None = None
     """How arguments are written; as a JSON object if this is None."""
     is_list: bool = False
-    """Whether the calls are a list in brackets, which is read whole."""
+    """Whether the calls are a list in brackets. Such a list is read whole."""
     is_open_optional: bool = False
     """Whether a call may begin an answer without tags, as it does where it is forced."""
     id_length: int = 0

@@ -235,7 +235,7 @@ class HeldCalls:
         return self._text[start : self.place]
 
     def _until(self, tag: str, most: int | None = None) -> Wait[str]:
-        """Return the text before a tag, which is not skipped."""
+        """Return the text before a tag, and do not skip the tag."""
         start = searched = self.place
         while (end := self._text.find(tag, searched)) < 0:
             searched = max(start, len(self._text) - len(tag) + 1)

@@ -20,7 +20,7 @@ SpecialId = Callable[[str], int | None]
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerParts:
-    """What an answer may consist of, as formats of structural tags."""
+    """The parts of an answer, as formats of structural tags."""
 
     reasoning: Sequence[Format] = ()
     """The reasoning at the beginning, and its border; nothing if there is none."""

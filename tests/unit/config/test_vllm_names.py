@@ -50,7 +50,7 @@ WITH_ADAPTERS = (
     *("LLM.generate", "LLM.chat", "LLM.enqueue", "LLM.enqueue_chat"),
     *("LLMEngine.add_request", "AsyncLLM.generate"),
 )
-"""Methods whose requests may have an adapter."""
+"""Methods that take adapters."""
 
 
 def class_of(owner: str) -> Any:

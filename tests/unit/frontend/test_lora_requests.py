@@ -1,4 +1,4 @@
-"""Requests name adapters, which are loaded into slots, and removed beside running requests."""
+"""Requests name adapters. Adapters are loaded into slots, and removed beside running requests."""
 
 import asyncio
 from pathlib import Path

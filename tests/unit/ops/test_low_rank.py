@@ -1,4 +1,4 @@
-"""Products with slots of adapters are those of the definition, whatever the other rows are."""
+"""Products with slots of adapters equal the definition, whatever the other rows are."""
 
 from dataclasses import replace
 from typing import Any
@@ -59,7 +59,7 @@ def loaded(backend: Backend) -> Any:
 def product(
     backend: Backend, weight: Any, x: Floats, slots: list[int], before: Any = None
 ) -> Floats:
-    """Return a product in a step whose tokens have these adapters, after another product."""
+    """Return a product in a step with these adapters of tokens, after another product."""
     batch = replace(
         partial_batch(
             token_ids=np.zeros(len(x), np.int64),
@@ -73,7 +73,7 @@ def product(
     )
 
     def forward(_: StepBatch) -> Any:
-        recorder = getattr(backend, "recorder", None)  # of jit, which runs steps as programs
+        recorder = getattr(backend, "recorder", None)  # jit runs steps as programs
         given: Any = x if recorder is None else recorder.program.given(x)
         if before is not None:  # so that the memory of its results is used again
             backend.linear(given, before)

@@ -80,7 +80,7 @@ FRAGMENTS = [
 def answers_of(name: str) -> st.SearchStrategy[str]:
     """Return answers of pieces that mean something in a format."""
     form, calls = CALLS[name], [("add", '{"a": "b"}'), ("weather", "{}")]
-    if form == HARMONY:  # test_channels.py has its headers, which are never text
+    if form == HARMONY:  # headers are never text; test_channels.py has them
         return st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join)
     whole = written(calls, form)
     own = [*form.tags, form.begin, form.open, form.name_close, form.close, form.end, whole]

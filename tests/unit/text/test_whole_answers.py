@@ -38,7 +38,7 @@ TOOLS = [tool("weather", SCHEMA, strict=True), tool("add", OTHER)]
 STRUCTURE = {"json": SCHEMA}
 ADD = {"type": "function", "function": {"name": "add"}}
 
-# What a template writes at the beginning of an answer.
+# Templates that begin an answer.
 OPENINGS = {"left to the model": "", "open": "<think>\n", "closed": "<think>\n\n</think>\n\n"}
 TAGS = {
     "hermes": "<tool_call>",
