@@ -45,7 +45,7 @@ NOT_RUN = {
 }
 """Expressions over the commands that are not run, and the reasons."""
 
-SLOW = {"benchmarks", "diff", "gpu/README", "gpu/jetson", "index", "kernels", "page"}
+SLOW = {"benchmarks", "diff", "disk_cache", "gpu/README", "gpu/jetson", "index", "kernels", "page"}
 SLOW |= {"numerics", "quantisation", "serving", "simulator", "structured", "tracing"}
 
 FILES = {

@@ -209,7 +209,7 @@ WITH_VNNI = "+avxvnni"
 @pytest.mark.parametrize(
     ("triple", "features"),
     [
-        ("aarch64-unknown-linux-gnu", ""),
+        pytest.param("aarch64-unknown-linux-gnu", "", marks=pytest.mark.slow),
         pytest.param("x86_64-unknown-linux-gnu", WITH_VNNI, marks=pytest.mark.slow),
     ],
 )

@@ -431,6 +431,7 @@ def test_one_file_opens_from_the_disk(browser: Any, trace: Path, tmp_path: Path)
         assert shown.errors == []
 
 
+@pytest.mark.slow
 def test_a_key_is_asked_for_and_kept_in_a_cookie(browser: Any, engine: AsyncLLM) -> None:
     config = ServeConfig(keys=Keys.of(["secret"]), root_path="/llm")
     with live(engine, config) as url, opened(browser, f"{url}/llm/") as shown:

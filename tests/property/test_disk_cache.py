@@ -275,7 +275,7 @@ def run_until_hit(model: str, backend: str, count: int, folder: Path, stored: st
 
 @pytest.mark.parametrize("model", MODELS)
 def test_answers_with_a_cache_on_a_disk_equal_answers_without_one(model: str, tmp_path: Path):
-    assert run_until_hit(model, "numpy", 4, tmp_path)
+    assert run_until_hit(model, "numpy", 3, tmp_path)
 
 
 @needs_numba

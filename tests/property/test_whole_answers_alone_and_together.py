@@ -21,7 +21,7 @@ from mie.text.tools.table import CALLS
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
 
-NUM_MIXES = settings().max_examples // 2 if settings().max_examples > 40 else 5
+NUM_MIXES = settings().max_examples // 2 if settings().max_examples > 40 else 3
 """Mixes of 2 to 4 requests. `MIE_HYPOTHESIS=far` draws 1,500, with about 4,000 requests."""
 
 COMMON = {"dtype": "float64", "max_model_len": 128, "block_size": 8, "num_threads": 1}

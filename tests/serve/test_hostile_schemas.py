@@ -139,6 +139,7 @@ def test_masks_that_cost_too_much_end_the_request(url: str):
     assert "its masks took more than 0.5 s of CPU time" in message
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_killed_is_the_servers_error(url: str, engine: AsyncLLM):
     with client(url, "A") as own, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(own.post, PATH, json=hostile(45))
