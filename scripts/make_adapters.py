@@ -76,7 +76,7 @@ def make(name: str, number: int, directory: Path) -> np.ndarray:
             if ".lora_" in each:
                 size = parameter.shape[1] if ".lora_A" in each else 6 * parameter.shape[1]
                 noise = torch.randn_like(parameter) / size**0.5
-                # The file has 16 bits, and both sides read what it has.
+                # The file has 16 bits, and both sides read the same numbers.
                 parameter.copy_(noise.to(torch.bfloat16).float())
     adapted.save_pretrained(directory)
     path = directory / "adapter_model.safetensors"
