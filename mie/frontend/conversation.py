@@ -8,10 +8,11 @@ from typing import Any
 from mie.errors import RequestError
 from mie.text.messages import Message, conversation, has_calls, without_developers
 from mie.text.pretrained import PretrainedTokenizer
+from mie.text.tools.answer_parts import parts_of
 from mie.text.tools.channels import unfinished_header
 from mie.text.tools.definitions import ToolCall, tool_choice_of
 from mie.text.tools.families import FAMILY_FORMATS, NO_FORMATS
-from mie.text.tools.forced import new_parser, parts_of
+from mie.text.tools.forced import new_parser
 from mie.text.tools.formats import FINAL, REPLY, AnswerFormat, Tags
 from mie.text.tools.stated import HEADING, with_tools_stated
 from mie.text.tools.table import HERMES, call_format, reasoning_tags, writes_channels, writes_tools
@@ -103,8 +104,7 @@ def prompt_of(
             **prompt,
             "answer": replace(form, before_structure=FINAL if text.endswith(REPLY) else ""),
         }
-    parts = parts_of(form, choice, special_id, is_new=text.endswith(REPLY) or not has_channels)
-    return {**prompt, "answer": replace(form, parts=parts)}
+    return {**prompt, "answer": replace(form, parts=parts_of(form, choice, special_id, text))}
 
 
 def _opening(

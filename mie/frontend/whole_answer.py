@@ -6,6 +6,7 @@ import copy
 import json
 import re
 from dataclasses import replace
+from typing import cast
 
 from mie.config.engine import RequestLimits
 from mie.config.params.sampling import SamplingParams
@@ -15,8 +16,6 @@ from mie.structured.descriptions import kind_of, parameters_of
 from mie.structured.structural_tags import opening_tag, root_of
 from mie.text.tools.formats import AnswerFormat
 from mie.text.tools.whole import Format, either, sequence
-
-_FREE: Format = {"type": "any_tokens"}
 
 
 def answering(
@@ -40,7 +39,7 @@ def answering(
     if answer.calls is not None and not params.detokenize:
         raise RequestError("tools need text; got detokenize=False")
     if budget is not None and not answer.has_budget:
-        raise _without_tags("the tags of this model's reasoning are not known, or are channels")
+        raise _without_tags("the tags of this model's reasoning are not known")
     structure = structure_from(params.structured_outputs, limits)
     body = _body(structure, answer, has_budget=budget is not None)
     params = copy.copy(params)
@@ -50,12 +49,12 @@ def answering(
     reasoning = list(answer.parts.reasoning)
     if budget is not None and reasoning:
         reasoning = copy.deepcopy(reasoning)
-        tag, _ = opening_tag({"format": reasoning[0]})
-        assert tag is not None
-        tag["content"]["max_tokens"] = budget
+        opening = opening_tag({"format": sequence(*reasoning)})
+        assert opening is not None
+        cast(Format, opening.tag)["content"]["max_tokens"] = budget
     params.structured_outputs = _grammar(structure, sequence(*reasoning, body))
     if structure is None and not answer.parts.is_forced:
-        made = None if body is _FREE else params.structured_outputs
+        made = params.structured_outputs if body is answer.parts.calls_in_text else None
         return params, replace(answer, structured_outputs=made)
     return params, replace(
         answer,
@@ -75,7 +74,7 @@ def _body(
     if structure is None:
         if parts.is_forced:
             return None if parts.calls is None else parts.calls()
-        return parts.calls_in_text or (_FREE if has_budget and parts.reasoning else None)
+        return parts.calls_in_text or (parts.free if has_budget and parts.reasoning else None)
     if parts.is_forced:
         raise RequestError(
             "structured_outputs and a call that is forced exclude each other (set tool_choice to "

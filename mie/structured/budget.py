@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mie.config.params.structured import StructuredOutputsParams
 from mie.structured.matcher import Matcher
@@ -36,23 +36,24 @@ def budget_of(params: StructuredOutputsParams, tokens: LLTokenizer) -> Budget | 
     """Return the budget of a structural tag that was compiled, or None if it has none."""
     if params.structural_tag is None:
         return None
-    tag, _ = opening_tag(json.loads(str(params.structural_tag)))
-    if tag is None or tag["content"].get("max_tokens") is None:
+    opening = opening_tag(json.loads(str(params.structural_tag)))
+    if opening is None or opening.tag["content"].get("max_tokens") is None:
         return None
+    tag = opening.tag
 
     def bytes_of(token_id: int) -> bytes:
         return tokens.decode_bytes([token_id])
 
-    def ids_of(literal: object) -> list[int]:
+    def ids_of(literal: Any) -> list[int]:
         if isinstance(literal, str):
             return tokens.tokenize_str(literal)
-        assert isinstance(literal, dict)
-        return [literal["token"]]
+        return [literal["token"] if isinstance(literal, dict) else literal]
 
     end = tag["end"][0] if isinstance(tag["end"], list) else tag["end"]
     closing_ids = ids_of(end)
+    begun = [*opening.before, tag["begin"]]
     return Budget(
-        open=b"".join(map(bytes_of, ids_of(tag["begin"]))),
+        open=b"".join(bytes_of(each) for literal in begun for each in ids_of(literal)),
         close=b"".join(map(bytes_of, closing_ids)),
         closing_ids=closing_ids,
         num_tokens=tag["content"]["max_tokens"],

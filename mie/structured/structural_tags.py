@@ -52,7 +52,8 @@ class TagWriter:
         Raises:
             RequestError: a part is not supported. The message continues "a structural_tag that".
         """
-        _, self._opening = opening_tag(tag)
+        opening = opening_tag(tag)
+        self._opening = "" if opening is None else opening.place
         start = self._write(*root_of(tag), Ends())
         lark = "\n".join([f"start: {start}", *self._rules])
         return json.dumps({"grammars": [{"lark_grammar": lark}, *self._grammars]})
@@ -195,13 +196,20 @@ class TagWriter:
         token = _token_set([*excluded, *ended, *self.eos_token_ids], but=True)
         return f"({self._rule(token)}){'*' if most is None else f'{{0,{most}}}'}"
 
-    def _body(self, given: Format, place: str) -> str:
-        """Return the terminal of free text without the texts that ``excludes`` names."""
+    def _body(self, given: Format, place: str, *, is_first: bool = True) -> str:
+        """Return the terminal of free text without the texts that ``excludes`` names.
+
+        The first text of an output does not begin with the pattern ``begins_without`` either.
+        """
         excluded = _texts(given, "excludes", place)
-        if not excluded:
-            return _TEXT
-        texts = self._terminal(" | ".join(map(_quoted, excluded)))
-        return self._terminal(f"{_TEXT} & ~({_TEXT} {texts} {_TEXT})")
+        banned = []
+        if excluded:
+            texts = self._terminal(" | ".join(map(_quoted, excluded)))
+            banned.append(f"~({_TEXT} {texts} {_TEXT})")
+        if is_first and given.get("begins_without") is not None:
+            pattern = _text(given, "begins_without", place)
+            banned.append(f"~/{pattern}(?s:.*)/")
+        return self._terminal(" & ".join([_TEXT, *banned])) if banned else _TEXT
 
     def _until(self, body: str, ends: Ends) -> str:
         """Return free text and its end: the first of the texts that occurs, or a token."""
@@ -254,14 +262,19 @@ class TagWriter:
                 )
             rest = begin.removeprefix(found[0])
             groups.setdefault(found[0], []).append((rest, tag, where))
-        return self._dispatched(given, place, ends, groups, self._body(given, place))
+        body = self._body(given, place, is_first=False)
+        first = body
+        if given.get("begins_without") is not None:
+            first = self._body(given, place)
+        return self._dispatched(given, place, ends, groups, body, first)
 
     def _dispatch(self, given: Format, place: str, ends: Ends | None) -> str:
         groups = self._rules_of(given, place)
         if any(not isinstance(trigger, str) for trigger in groups):
             raise _refused(f"{place}.rules", "must have texts (token_dispatch has tokens)")
         given = {**given, "stop_after_first": not given.get("loop", True)}
-        return self._dispatched(given, place, ends, groups, self._body(given, place))
+        body = self._body(given, place)
+        return self._dispatched(given, place, ends, groups, body, body)
 
     def _token_triggered_tags(self, given: Format, place: str, ends: Ends | None) -> str:
         triggers = _tokens(given, "trigger_tokens", place)
@@ -307,9 +320,11 @@ class TagWriter:
         ends: Ends | None,
         groups: Mapping[Literal, Sequence[tuple[Literal, Any, str]]],
         body: str | None,
+        first: str | None = None,
     ) -> str:
         """Return free text with tags in it. ``body`` is the free text, or None for free tokens.
 
+        ``first`` is the free text before the first tag.
         ``groups`` has, for each trigger, the rest of each tag's beginning, the tag and its place.
         """
         is_once = _switch(given, "stop_after_first", place)
@@ -335,10 +350,16 @@ class TagWriter:
             tail = self._until(body, ends)
             led = {trigger: self._until(body, Ends((trigger,))) for trigger in groups}
         tags = self._rule(" | ".join(f"{led[trigger]} {inside[trigger]}" for trigger in groups))
-        if is_once:
-            return self._rule(f"{tags} | {tail}")
-        first = self._alternatives(inside) if is_needed else ""
-        return _joined(first, f"({tags})*", tail)
+        if is_needed:
+            return _joined(self._alternatives(inside), f"({tags})*", tail)
+        more = "" if is_once else f"({tags})* {tail}"
+        if body is not None and first is not None and first != body:
+            led = {trigger: self._until(first, Ends((trigger,))) for trigger in groups}
+            tags = self._rule(" | ".join(f"{led[trigger]} {inside[trigger]}" for trigger in groups))
+            tail = self._until(first, ends)
+        elif more:
+            return more
+        return self._rule(f"{tags} {more} | {tail}")
 
     def _alternatives(self, inside: Mapping[Literal, str]) -> str:
         return self._rule(
@@ -383,6 +404,7 @@ class TagWriter:
 
 
 _FREE = ("excludes",)
+_TEXTS = (*_FREE, "begins_without")
 _REPEATS = ("at_least_one", "stop_after_first")
 _Writes = Callable[[TagWriter, Format, str, Ends | None], str]
 _FORMATS: Mapping[str, tuple[Sequence[str], _Writes]] = {
@@ -398,10 +420,10 @@ _FORMATS: Mapping[str, tuple[Sequence[str], _Writes]] = {
     "star": (("content",), TagWriter._star),
     "plus": (("content",), TagWriter._plus),
     "repeat": (("content", "min", "max"), TagWriter._repeat),
-    "any_text": ((*_FREE, "max_tokens", "max_chars"), TagWriter._any_text),
+    "any_text": ((*_TEXTS, "max_tokens", "max_chars"), TagWriter._any_text),
     "any_tokens": (("exclude_tokens", "max_tokens"), TagWriter._any_tokens),
     "tag": (("begin", "content", "end"), TagWriter._tag),
-    "triggered_tags": (("triggers", "tags", *_FREE, *_REPEATS), TagWriter._triggered_tags),
+    "triggered_tags": (("triggers", "tags", *_TEXTS, *_REPEATS), TagWriter._triggered_tags),
     "dispatch": (("rules", "loop", *_FREE), TagWriter._dispatch),
     "tags_with_separator": (("tags", "separator", *_REPEATS), TagWriter._tags_with_separator),
     "token_triggered_tags": (
@@ -413,7 +435,8 @@ _FORMATS: Mapping[str, tuple[Sequence[str], _Writes]] = {
 """The fields of each format, and the method that writes it.
 
 A json_schema and a grammar may have options of the request too. A grammar of calls has the names of
-the functions, in the order of the lines after the first, for messages. All of these are mie's own.
+the functions, in the order of the lines after the first, for messages. ``begins_without`` is a
+regular expression of calls without tags. All of these are mie's own.
 """
 
 
@@ -431,21 +454,42 @@ def root_of(tag: Format) -> tuple[Any, str]:
     return {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}, "structures"
 
 
-def opening_tag(tag: Format) -> tuple[Format | None, str]:
-    """Return the tag of free text that an output may begin with, if any, and its place.
+class Opening(NamedTuple):
+    """The tag of free text that an output may begin with."""
+
+    tag: Format
+    place: str
+    before: Sequence[Literal]
+    """The texts and tokens before the tag."""
+
+
+def opening_tag(tag: Format) -> Opening | None:
+    """Return the tag of free text that an output may begin with, if any.
 
     Only there may the free text have ``max_tokens``.
     """
     given, place = root_of(tag)
+    before: list[Literal] = []
     while True:
-        if _kind(given) == "sequence" and given.get("elements"):
-            given, place = given["elements"][0], f"{place}.elements[0]"
+        elements = given.get("elements") if _kind(given) == "sequence" else None
+        if isinstance(elements, list) and elements:
+            num_fixed = 0
+            while num_fixed < len(elements) - 1 and _is_fixed(elements[num_fixed]):
+                fixed = elements[num_fixed]
+                before.append(fixed["value"] if _is_constant(fixed) else fixed["token"])
+                num_fixed += 1
+            given, place = elements[num_fixed], f"{place}.elements[{num_fixed}]"
         elif _kind(given) == "optional":
             given, place = given.get("content"), f"{place}.content"
         elif _kind(given) == "tag" and _kind(given.get("content")) == "any_text":
-            return given, place
+            return Opening(given, place, before)
         else:
-            return None, ""
+            return None
+
+
+def _is_fixed(given: Any) -> bool:
+    is_token = _kind(given) == "token" and isinstance(given.get("token"), int)
+    return is_token or _is_constant(given)
 
 
 def _kind(given: Any) -> Any:

@@ -42,6 +42,11 @@ class ToolChoice:
     """Whether the request has tools that may not be called."""
 
     @property
+    def is_held(self) -> bool:
+        """Whether the calls that a model decides to write must name these tools or be strict."""
+        return self.is_subset or any(tool.is_strict for tool in self.tools)
+
+    @property
     def names(self) -> frozenset[str]:
         """The names of the tools."""
         return frozenset(tool.name for tool in self.tools)

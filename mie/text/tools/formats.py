@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mie.config.params.structured import StructuredOutputsParams
@@ -23,6 +23,9 @@ class Tags:
 
     open: str
     close: str
+    text_open: str = ""
+    """The tag before the text that follows the part; nothing if the text has no tags."""
+    text_close: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +165,7 @@ class AnswerFormat:
     @property
     def has_budget(self) -> bool:
         """Whether the number of reasoning tokens can be limited."""
-        return self.reasoning is not None and not self.has_channels
+        return self.reasoning is not None and bool(not self.has_channels or self.parts.reasoning)
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -172,7 +175,9 @@ class AnswerFormat:
         own = () if self.calls is None else self.calls.tags
         if self.reasoning is None:
             return own
-        return (*own, *split_tags(self.reasoning.open), *split_tags(self.reasoning.close))
+        tags = self.reasoning
+        texts = (tags.open, tags.close, tags.text_open, tags.text_close)
+        return (*own, *(tag for text in texts for tag in split_tags(text)))
 
 
 MESSAGE, END = "<|message|>", "<|end|>"
@@ -180,6 +185,7 @@ ENDS = (END, "<|call|>", "<|return|>")
 HARMONY_TAGS = ("<|start|>", "<|channel|>", "<|constrain|>", MESSAGE, *ENDS)
 REPLY = "<|start|>assistant"
 FINAL = f"<|channel|>final{MESSAGE}"
+COMMENTARY = f"<|channel|>commentary{MESSAGE}"
 ANALYSIS = Tags(open=f"<|channel|>analysis{MESSAGE}", close=END)
 HARMONY = CallFormat(
     open="<|channel|>commentary to=functions.",
@@ -187,3 +193,7 @@ HARMONY = CallFormat(
     separator=END + REPLY,
 )
 """The calls that a grammar writes; `mie.text.tools.channels` reads all of harmony."""
+HARMONY_TO = replace(
+    HARMONY, open=" to=functions.", name_close=f"<|channel|>commentary json{MESSAGE}"
+)
+"""The calls with the recipient after the role, as the chat template of gpt-oss writes them."""

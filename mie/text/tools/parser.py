@@ -71,6 +71,7 @@ class AnswerParser(Divider):
 
     _held: HeldCalls | None = None
     _is_first = True  # no text has come yet
+    _is_between = False  # the text is between tags of its own
     _has_reasoned = False
 
     @property
@@ -121,6 +122,8 @@ class AnswerParser(Divider):
         calls, tags = self._form.calls, self._lacking_tags()
         if calls is not None and calls.is_open_optional and self._is_first and self._buffer.strip():
             return self._enter_call(0)
+        if self._skip_tag_of_text():
+            return True
         triggers = () if calls is None else calls.triggers
         places = [place for tag in triggers if (place := self._buffer.find(tag)) >= 0]
         place = -1 if tags is None else self._buffer.find(tags.close)
@@ -133,9 +136,31 @@ class AnswerParser(Divider):
                 return True
         if places:
             return self._enter_call(min(places))
-        text = self._released(is_last, *triggers, *(() if tags is None else (tags.close,)))
+        others = () if tags is None else (tags.close,)
+        text = self._released(is_last, *triggers, *others, *self._tag_of_text())
         self._is_first = self._is_first and not text.strip()
         self._content.add(text)
+        return False
+
+    def _tag_of_text(self) -> tuple[str, ...]:
+        """Return the tag around the text of an answer that may come next, if there is one."""
+        tags = self._form.reasoning
+        if tags is None or not tags.text_open or not (self._is_first or self._is_between):
+            return ()
+        return (tags.text_close if self._is_between else tags.text_open,)
+
+    def _skip_tag_of_text(self) -> bool:
+        """Leave out the tag around the text if it comes before any call."""
+        calls = self._form.calls
+        for tag in self._tag_of_text():
+            before, found, _ = self._buffer.partition(tag)
+            has_call = calls is not None and any(each in before for each in calls.triggers)
+            if found and not has_call and (self._is_between or not before.strip()):
+                self._content.add(self._taken(len(before)))
+                self._taken(len(tag))
+                self._content.border()
+                self._is_between, self._is_first = not self._is_between, False
+                return True
         return False
 
     def _enter_call(self, place: int) -> bool:
@@ -172,7 +197,7 @@ class AnswerParser(Divider):
 
     def _move_to_reasoning(self) -> None:
         self.moved = self._content.text
-        self._content, self._has_reasoned = BorderedText(), True
+        self._content, self._has_reasoned, self._is_first = BorderedText(), True, True
         self._reasoning.add(self.moved.lstrip())
         self._content.border()
         self._state = self._begin

@@ -38,7 +38,7 @@ MARKS: Sequence[tuple[str, Sequence[str]]] = [
 """The texts in a chat template that show a format. The first entry with all its texts holds."""
 
 REASONING: Mapping[str, Tags] = {
-    **{name: Tags(open=open, close=close) for open, close, names in _REASONING for name in names},
+    **{name: Tags(**row["tags"]) for row in _REASONING for name in row["names"]},
     "openai_gptoss": ANALYSIS,
 }
 """The tags of reasoning by the names of vLLM's parsers, and of models where it has none."""
@@ -108,7 +108,7 @@ def reasoning_tags(
     if writes_channels(chat_template):
         return ANALYSIS
     for tags in REASONING.values():
-        if tags != ANALYSIS and tags.close in chat_template:
+        if tags != ANALYSIS and tags.close in chat_template and tags.text_open in chat_template:
             return tags
     return None if family.reasoning is None else REASONING[family.reasoning]
 

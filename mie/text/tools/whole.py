@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from mie.text.tools.formats import AnswerFormat
+from dataclasses import dataclass, field
+from typing import Any
 
 Format = dict[str, Any]
 SpecialId = Callable[[str], int | None]
@@ -30,6 +27,8 @@ class AnswerParts:
     """Returns calls, and nothing else."""
     calls_in_text: Format | None = None
     """Text with calls in it; None if nothing restricts them."""
+    free: Format = field(default_factory=lambda: {"type": "any_tokens"})
+    """The answer after its reasoning, where no tool and no structure restricts it."""
     is_forced: bool = False
     """Whether the answer must be calls."""
 
@@ -52,23 +51,12 @@ def formats_of(text: str, tags: Sequence[str], special_id: SpecialId) -> list[Fo
     ]
 
 
-def reasoning_part(form: AnswerFormat, special_id: SpecialId) -> list[Format]:
-    """Return the reasoning that an answer may begin with, and up to two newlines after it.
-
-    The model may leave it out, unless the prompt has opened it.
-    """
-    tags, is_open = form.reasoning, bool(form.begins_with)
-    if tags is None or not (is_open or form.may_lack_open):
-        return []
-    close = literal_of(tags.close, special_id)
-    thought: Format = {"type": "any_text"}
-    if not isinstance(close, str):
-        thought["excludes"] = [tags.close]  # spelled by other tokens, it would be read as the tag
-    begin = "" if is_open else literal_of(tags.open, special_id)
-    tag = {"type": "tag", "begin": begin, "content": thought, "end": close}
-    newlines = either(*({"type": "const_string", "value": text} for text in ("\n", "\n\n")))
-    part = sequence(tag, {"type": "optional", "content": newlines})
-    return [part if is_open else {"type": "optional", "content": part}]
+def opened(begun: Sequence[Format], tag: Format) -> list[Format]:
+    """Return a tag with its beginning. A beginning of several texts and tokens stands before it."""
+    if len(begun) != 1:
+        return [*begun, tag]
+    [only] = begun
+    return [{**tag, "begin": only["value"] if only["type"] == "const_string" else only}]
 
 
 def sequence(*elements: Format) -> Format:

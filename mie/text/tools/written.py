@@ -140,7 +140,7 @@ class ArgumentRules:
         if written != json.dumps(after, ensure_ascii=False):
             return f"/(?s:.*)/ {written}"  # a special token ends the text
         name = f"argument_{len(self.rules)}"
-        self.rules.append(f"{name}[lazy]: /(?s:.*){_pattern(after)}/")
+        self.rules.append(f"{name}[lazy]: /(?s:.*){pattern_of(after)}/")
         return name
 
     def _rule(self, key: str, schema: Any, root: Mapping[str, Any], where: str) -> str:
@@ -172,13 +172,14 @@ class ArgumentRules:
         if self._terms(tag) == json.dumps(tag, ensure_ascii=False):
             # The tag is a part of the pattern, because a pattern takes as much text as it can.
             name = f"TEXT_{len(self.rules)}"
-            text, more = f"(?s:.){{{low},{high}}}{_pattern(tag)}", _pattern(tag.strip())
+            text, more = f"(?s:.){{{low},{high}}}{pattern_of(tag)}", pattern_of(tag.strip())
             self.rules.append(f"{name}: /{text}/ & ~/(?s:.*){more}(?s:.+)/")
             return f"{name} {self._terms(after[len(tag) :])}"
         return f"/[^<｜]{{{low},{high}}}/ {self._terms(after)}"
 
 
-def _pattern(text: str) -> str:
+def pattern_of(text: str) -> str:
+    """Return the pattern of a text, in a regular expression of Lark."""
     return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")
 
 

@@ -272,7 +272,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "format.content must end at a token; a text cannot end tokens (write any_text)",
     ),
     "a budget inside": (
-        {"format": sequence(text("a"), tag_of("b", {**ANY, "max_tokens": 3}, "c"))},
+        {"format": sequence(tag_of("a", ANY, "b"), tag_of("b", {**ANY, "max_tokens": 3}, "c"))},
         "format.elements[1].content.max_tokens is supported in a tag at the beginning only",
     ),
     "a budget without an end": (

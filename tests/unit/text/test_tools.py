@@ -15,9 +15,10 @@ from mie.config.engine_args import EngineArgs
 from mie.config.params.structured import StructuredOutputsParams
 from mie.config.settings import settings_of
 from mie.errors import RequestError
+from mie.text.tools.answer_parts import parts_of
 from mie.text.tools.definitions import MOST_TOOLS, tool_choice_of
 from mie.text.tools.families import FAMILY_FORMATS
-from mie.text.tools.forced import new_parser, parts_of
+from mie.text.tools.forced import new_parser
 from mie.text.tools.formats import ANALYSIS, HARMONY, AnswerFormat, CallFormat
 from mie.text.tools.response_template import calls_in
 from mie.text.tools.table import CALLS, HERMES, REASONING, call_format, reasoning_tags
@@ -457,6 +458,7 @@ def test_the_table_of_families_has_names_that_exist():
         ("hf", "", TEMPLATE, THINK),
         ("auto", "</think>", {"fields": {"thinking": {"open_pattern": "x"}}}, THINK),
         ("auto", "</think>", {"fields": {}}, None),
+        ("auto", "'</think>' '<answer>'", None, REASONING["hunyuan_a13b"]),
     ],
 )
 def test_the_tags_of_reasoning(parser: str, template: str, declared: Any, expected: Any):
@@ -474,6 +476,36 @@ def test_reasoning_between_the_tags_of_each_parser(name: str):
     assert read(form, [cut])[:2] == ("Hm, a <", "")
     begun = AnswerFormat(reasoning=tags, begins_with=tags.open)
     assert read(begun, [f"Hm.{tags.close}So."])[:2] == ("Hm.", "So.")
+
+
+HUNYUAN = AnswerFormat(
+    reasoning=REASONING["hunyuan_a13b"],
+    may_lack_open=True,
+    calls=CALLS["hunyuan_a13b"],
+    names=frozenset({"f"}),
+)
+CALL_OF_F = '<tool_calls>[{"name": "f", "arguments": {}}]</tool_calls>'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<think>\nHm.\n</think>\n<answer>\nSo <b>.\n</answer>", ("Hm.", "So <b>.", 0)),
+        ("<think>Hm.</think><answer>So.</answer>", ("Hm.", "So.", 0)),
+        ("Hm.\n</think>\n<answer>\nSo.\n</answer>\n", ("Hm.", "So.", 0)),
+        ("<answer>\nSo.\n</answer>", ("", "So.", 0)),
+        ("<think>Hm.</think>\n<answer>\nSo, and so", ("Hm.", "So, and so", 0)),
+        ("So: <answer> and </answer>.", ("", "So: <answer> and </answer>.", 0)),
+        ("<answer>One</answer>, </answer>", ("", "One\n, </answer>", 0)),
+        (f"<think>Hm.</think><answer>So.{CALL_OF_F}</answer>", ("Hm.", "So.", 1)),
+        (f"<think>Hm.</think>\n{CALL_OF_F}", ("Hm.", "", 1)),
+    ],
+)
+def test_the_tags_around_a_text_are_left_out(text: str, expected: tuple[str, str, int]):
+    cuts = [[text], list(text), *([text[:place], text[place:]] for place in range(1, len(text)))]
+    for pieces in cuts:
+        reasoning, content, calls, _ = read(HUNYUAN, pieces)
+        assert (reasoning, content, len(calls)) == expected
 
 
 def test_tags_that_may_be_special_tokens_stay_in_the_text():
@@ -503,7 +535,7 @@ def forced_grammar(name: str, parameters: Any, special: dict[str, int]) -> str:
     """Return the grammar of forced calls of one tool, as JSON has it."""
     choice = tool_choice_of([tool(parameters=parameters)], "required")
     form = AnswerFormat(calls=CALLS[name], names=choice.names)
-    parts = parts_of(form, choice, special.get, is_new=True)
+    parts = parts_of(form, choice, special.get, "")
     assert parts.calls is not None
     return str(parts.calls()["grammar"])
 

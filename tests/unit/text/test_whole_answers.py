@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+import mie
 from mie import LLM, CompletionOutput, RequestOutputKind, SamplingParams
 from mie.errors import RequestError
+from mie.text.tools.answer_parts import parts_of
 from mie.text.tools.definitions import tool_choice_of
-from mie.text.tools.forced import parts_of
 from mie.text.tools.formats import HARMONY, AnswerFormat
 from mie.text.tools.table import CALLS
+from mie.text.tools.written import literals_of
 
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
 
@@ -201,6 +205,37 @@ ENDS: dict[str, Any] = {"temperature": 1000.0, "max_tokens": 400, "n": 2}
 
 
 TAGGED = [name for name, form in CALLS.items() if form.triggers and form != HARMONY]
+BARE = [name for name, form in CALLS.items() if form.is_open_optional]
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_a_call_without_a_tag_holds_strict_functions(name: str):
+    """The answer begins like a call without a tag, or like a text, and the rest is sampled."""
+    llm = bundled("none")
+    options: dict[str, Any] = {"tools": TOOLS[:1], "parallel_tool_calls": False}
+    prompt = {"prompt": "Who?", "answer": format_of(name, **options)}
+
+    def begun(text: str) -> CompletionOutput:
+        ids = llm.tokenizer.encode(text, add_special_tokens=False)
+        params = SamplingParams(trace_decode_token_ids=ids, seed=2, **{**ENDS, "n": 1})
+        [output] = llm.generate([prompt], params, use_tqdm=False)
+        return output.outputs[0]
+
+    literals = literals_of(CALLS[name])
+    start = f"{literals.begin}weather{literals.middle}"
+    found = begun(start)
+    assert (found.text, found.finish_reason) == ("", "stop")
+    [called] = found.tool_calls or ()
+    jsonschema.validate(json.loads(called.arguments), SCHEMA)
+    for text in ("[1] So", "(a) So", "weather is So", "[fly So"):
+        found = begun(text)
+        assert found.text.startswith(text)
+        assert not found.tool_calls
+    wrong = {"glm4": "weather {", "xlam": ' [ {"name": "fly'}.get(name, f" {start}(days=3")
+    if CALLS[name].arguments == "parameters":
+        wrong = ' {"name": "fly'
+    with pytest.raises(RequestError, match="tools does not allow"):
+        begun(wrong)
 
 
 @pytest.mark.parametrize("name", TAGGED)
@@ -232,7 +267,7 @@ def format_of(name: str, **options: Any) -> AnswerFormat:
     form = AnswerFormat(
         calls=CALLS[name], names=choice.names, schemas=choice.schemas, may_repeat=False
     )
-    return replace(form, parts=parts_of(form, choice, lambda text: None, is_new=True))
+    return replace(form, parts=parts_of(form, choice, lambda text: None, ""))
 
 
 def test_the_arguments_of_other_functions_are_free():
@@ -371,8 +406,6 @@ def test_a_budget_without_known_tags_is_refused():
         bundled().generate("Once", params, use_tqdm=False)
     with pytest.raises(RequestError, match=message):
         answers(llm=bundled("none"), thinking_token_budget=5)
-    with pytest.raises(RequestError, match=message):
-        answers(tag="<|channel|>", llm=bundled("auto"), thinking_token_budget=5)
     with pytest.raises(RequestError, match="thinking_token_budget needs the format of a chat"):
         bundled().engine.add_request([5], params)
 
@@ -394,3 +427,100 @@ def test_in_channels_the_analysis_comes_before_the_final_message():
     [choice] = answers(start, tools=TOOLS, **asked, **writing(llm, analysis + call))
     assert choice.reasoning == "Hm."
     jsonschema.validate(json.loads((choice.tool_calls or [])[0].arguments), SCHEMA)
+
+
+START = "<|start|>assistant"
+ANALYSIS_OPEN = "<|channel|>analysis<|message|>"
+FINAL = "<|channel|>final<|message|>"
+CALL = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+HARMONY_BEGINNINGS = {
+    "a call": CALL,
+    "a call after analysis": f"{ANALYSIS_OPEN}Hm.<|end|>{START}{CALL}",
+    "a call after a preamble": f"<|channel|>commentary<|message|>Hi.<|end|>{START}{CALL}",
+    "a recipient after the role": " to=functions.weather<|channel|>commentary json<|message|>",
+}
+
+
+@pytest.mark.parametrize("name", HARMONY_BEGINNINGS)
+def test_in_channels_a_strict_function_gets_arguments_of_its_schema(name: str):
+    llm = bundled("auto")
+    asked = {"tag": "<|channel|>", "llm": llm, "tools": TOOLS, "parallel_tool_calls": False}
+    [choice] = answers(START, **asked, **writing(llm, HARMONY_BEGINNINGS[name]))
+    assert choice.finish_reason == "stop"
+    [call] = choice.tool_calls or ()
+    assert call.name == "weather"
+    jsonschema.validate(json.loads(call.arguments), SCHEMA)
+    assert choice.reasoning == ("Hm." if "analysis" in name else "")
+    assert choice.text == ("Hi." if "preamble" in name else "")
+
+
+def test_in_channels_only_tools_of_the_request_are_called():
+    llm = bundled("auto")
+    asked = {"tag": "<|channel|>", "llm": llm, "tools": TOOLS}
+    [choice] = answers(START, **asked, **{**writing(llm, f"{FINAL}So"), "max_tokens": 20})
+    assert choice.text.startswith("So")
+    for text in (CALL.replace("weather", "fly"), f'{CALL}{{"days"'):
+        with pytest.raises(RequestError, match="tools does not allow trace_decode_token_ids"):
+            answers(START, **asked, **writing(llm, text))
+    asked["tool_choice"] = allowed("auto", "add")
+    with pytest.raises(RequestError, match="tools does not allow trace_decode_token_ids"):
+        answers(START, **asked, **writing(llm, CALL))
+    answers(START, **asked, **writing(llm, CALL.replace("weather", "add")))
+
+
+@pytest.mark.parametrize("more", [{}, {"tools": TOOLS[1:]}, {"structured_outputs": STRUCTURE}])
+def test_in_channels_a_budget_ends_the_analysis(more: Any):
+    llm = bundled("auto")
+    asked = {"tag": "<|channel|>", "llm": llm, "thinking_token_budget": 4, **more}
+    closing = llm.tokenizer.encode("<|end|>", add_special_tokens=False)
+    written = writing(llm, ANALYSIS_OPEN)
+    num_begun = len(written["trace_decode_token_ids"])
+    [choice] = answers(START, **asked, **{**written, "max_tokens": 200})
+    thought = choice.token_ids[num_begun:]
+    assert thought[4 : 4 + len(closing)] == closing
+    assert (choice.reasoning or "").strip() == llm.tokenizer.decode(thought[:4]).strip()
+    assert llm.tokenizer.decode(choice.token_ids).count("analysis") == 1
+    for choice in answers(f"{START}{ANALYSIS_OPEN}Hm", **{**asked, "max_tokens": 100}):
+        # A character that the budget would cut is finished first.
+        assert "<|end|>" in llm.tokenizer.decode(choice.token_ids[: 4 + 3 + len(closing)])
+
+
+def with_special_tokens(folder: Path, *texts: str) -> LLM:
+    """Return the bundled model with other spellings of its special tokens."""
+    directory = folder / "model"
+    shutil.copytree(Path(mie.__file__).parent / "assets/tiny", directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        path = directory / name
+        text = path.read_text(encoding="utf-8")
+        for old, new in zip(("<|system|>", "<|user|>", "<|assistant|>"), texts, strict=False):
+            text = text.replace(json.dumps(old), json.dumps(new))
+        path.write_text(text, encoding="utf-8")
+    return LLM(directory, num_threads=1, reasoning_parser="auto")
+
+
+def test_reasoning_may_begin_with_a_special_token_and_a_text(tmp_path: Path):
+    """Gemma 4 opens its reasoning so."""
+    llm = with_special_tokens(tmp_path, "<|channel>", "<channel|>")
+    asked = {"llm": llm, "tag": "<|channel>thought <channel|>", "structured_outputs": STRUCTURE}
+    [choice] = answers(**asked, **writing(llm, "<|channel>thought\nHm."), thinking_token_budget=9)
+    assert choice.reasoning
+    assert choice.reasoning.startswith("Hm.")
+    jsonschema.validate(json.loads(choice.text), SCHEMA)
+    [choice] = answers(**asked, **writing(llm, '{"place":"l'))
+    assert (choice.reasoning, json.loads(choice.text)["place"]) == ("", "lake")
+
+
+def test_in_channels_the_tags_may_be_special_tokens(tmp_path: Path):
+    llm = with_special_tokens(tmp_path, "<|channel|>", "<|message|>", "<|constrain|>")
+    asked = {"llm": llm, "tag": "<|channel|>", "tools": TOOLS, "parallel_tool_calls": False}
+    for text in HARMONY_BEGINNINGS.values():
+        [choice] = answers(START, **asked, **writing(llm, text))
+        [call] = choice.tool_calls or ()
+        jsonschema.validate(json.loads(call.arguments), SCHEMA)
+    own = "<|channel|>analysis to=browser.search code<|message|>{}"
+    described = f"\n\n## browser\n{START}"
+    [choice] = answers(described, **asked, **{**writing(llm, own), "max_tokens": 30})
+    assert (choice.reasoning or "").startswith("{}")
+    for opening, text in ((START, own), (described, own.replace("browser", "functions"))):
+        with pytest.raises(RequestError, match="tools does not allow trace_decode_token_ids"):
+            answers(opening, **asked, **writing(llm, text))
