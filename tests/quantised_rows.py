@@ -9,14 +9,16 @@ import numpy as np
 
 from mie.ops.weights.quantised import GROUPS, UNIT_INPUTS, Codes, Form, QuantisedRows
 
+SOME_GROUPS = {32: GROUPS, 16: (32,), 8: (16, 32)}
 FORMS = [
-    Form(codes=codes, group=group, has_offsets=has_offsets, has_units=has_units)
-    for has_units, codes, group, has_offsets in itertools.product(
-        (False, True), get_args(Codes), GROUPS, (False, True)
+    Form(codes=codes, group=group, has_offsets=has_offsets, scale_bits=scale_bits)
+    for scale_bits in SOME_GROUPS
+    for codes, group, has_offsets in itertools.product(
+        get_args(Codes), SOME_GROUPS[scale_bits], (False, True)
     )
-    if not has_units or (codes != "float8_e4m3fn" and group < 64)
+    if scale_bits == 32 or codes != "float8_e4m3fn"
 ]
-"""Those without units, and then those with."""
+"""Forms with scales of 32 bits, then of 16, and then with units."""
 
 
 def columns(form: Form, least: int) -> int:

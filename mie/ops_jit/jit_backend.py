@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.base.arithmetic import log
+from mie.base.arithmetic import ceil_div, log
 from mie.base.resources import available_bytes, available_cpus
 from mie.ops import sampling
 from mie.ops.activation import Activation
@@ -25,7 +25,7 @@ from mie.ops_jit.adapters import JitAdapters
 from mie.ops_jit.environment import version_of
 from mie.ops_jit.experts import JitExperts
 from mie.ops_jit.kernel_cache import kernel_names
-from mie.ops_jit.layout import LANES, NUM_ROWS, NUM_TOKENS, ROW_TILE
+from mie.ops_jit.layout import LANES, NUM_ROWS, NUM_TOKENS, ROW_TILE, inputs_together
 from mie.ops_jit.memory import (
     HugePages,
     JitCache,
@@ -129,7 +129,9 @@ class JitBackend(Backend):
             return 4 * math.prod(shape)
         num_rows, num_columns = shape
         if form is not None and self._weight_dtype != "float32":
-            return form.num_bytes(padded_rows(num_rows), num_columns)
+            together = inputs_together(form)
+            columns = ceil_div(num_columns, together) * together
+            return form.num_bytes(padded_rows(num_rows), columns)
         itemsize = 2 if self._planned_dtype in HALVES else 4
         return padded_rows(num_rows) * num_columns * itemsize
 

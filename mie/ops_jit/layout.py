@@ -31,7 +31,7 @@ BYTES_OF_WORD = 4
 Products with rounded rows read codes of 8 bits in words. Exact products read them input by input.
 """
 SIGNED_NIBBLE = 2.0**28
-"""The weight of a signed code at the top of a word. The scale of the code is divided by it."""
+"""The weight of a signed code at the top of a word. Exact products divide the scale by it."""
 PANELS = 4
 """Number of panels of a group, the widest tile of a product."""
 ROW_TILE = 8
@@ -99,8 +99,13 @@ def words_of_block(group: int) -> int:
 
 
 def inputs_together(form: Form) -> int:
-    """Return the number of adjacent inputs: a group of a panel, or all groups of a unit."""
-    return UNIT_INPUTS if form.has_units else form.group
+    """Return the number of inputs whose scales, and then codes, are together in a panel.
+
+    Codes then begin at a cache line: 16 scales of 16 bits are half a line.
+    """
+    if form.has_units:
+        return UNIT_INPUTS
+    return form.group * (2 if form.scale_bits == 16 and not form.has_offsets else 1)
 
 
 def format_name(form: Form, in_words: bool = False) -> str:
@@ -113,6 +118,7 @@ def format_name(form: Form, in_words: bool = False) -> str:
         f"{form.codes}-g{form.group}"
         + "-offsets" * form.has_offsets
         + "-units" * form.has_units
+        + "-halves" * (form.scale_bits == 16)
         + words
     )
 
@@ -127,7 +133,7 @@ def rounding_of(form: Form) -> str | None:
         return None
     offsets = form.has_offsets and form.codes == "int4"
     segment = min(form.group, ACTIVATION_GROUP)
-    same = replace(form, group=segment, has_offsets=offsets, has_units=False)
+    same = replace(form, group=segment, has_offsets=offsets, scale_bits=32)
     return f"round_rows[{format_name(same, in_words=True)}]"
 
 

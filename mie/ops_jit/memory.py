@@ -3,7 +3,8 @@
 A matrix is panels of 16 outputs. The products read them in order. Quantised weights of a panel are
 groups of inputs: 16 scales, perhaps 16 offsets, and 16 codes for each input. Where scales have
 units, all groups of a unit are together: 16 units, perhaps the units of offsets, the bytes of the
-scales and of the offsets, and then the codes.
+scales and of the offsets, and then the codes. Two groups with scales of 16 bits and no offsets are
+together, too.
 
 The cache is regions of 16 blocks, in huge pages. A region has all layers, so that a short chat
 touches one region. The blocks of a head in a region are adjacent: the keys of four blocks, the
@@ -44,7 +45,6 @@ from mie.ops_jit.layout import (
     PANELS,
     REGION,
     RUN,
-    SIGNED_NIBBLE,
     format_name,
     inputs_together,
     rounding_of,
@@ -220,31 +220,31 @@ def _group_dtype(form: Form, in_words: bool) -> np.dtype[Any]:
     """Return the layout of a group of a panel, or of the groups of a unit."""
     kinds = ("scale", "offset") if form.has_offsets else ("scale",)
     inputs = inputs_together(form)
-    headers: list[Any] = [(f"{kind}s", np.float32, LANES) for kind in kinds]
-    if form.has_units:
-        headers = [(f"{kind}_units", np.float32, LANES) for kind in kinds]
-        headers += [(f"{kind}s", np.int8, (inputs // form.group, LANES)) for kind in kinds]
+    units = [(f"{kind}_units", np.float32, LANES) for kind in kinds if form.has_units]
+    scale = {8: np.int8, 16: np.float16, 32: np.float32}[form.scale_bits]
+    scales = [(f"{kind}s", scale, (inputs // form.group, LANES)) for kind in kinds]
     codes = ("codes", np.uint8, (inputs, LANES))
     if form.codes == "int4":
         codes = ("codes", np.uint32, (inputs // INPUTS_OF_WORD, LANES))
     elif form.codes == "int8" and in_words:
         codes = ("codes", np.uint32, (inputs // BYTES_OF_WORD, LANES))
-    return np.dtype([*headers, codes])
+    return np.dtype([*units, *scales, codes])
 
 
 def _put_quantised(groups: NDArray[Any], row: int, block: QuantisedRows, form: Form) -> None:
     """Write rows of a matrix in their form, from number ``row`` on. Codes that pad it are zeros."""
     planes = block.kept()
     codes = block.codes.view(np.uint8)
-    if padding := -codes.shape[1] % form.group:
+    if padding := -codes.shape[1] % inputs_together(form):
         codes = np.pad(codes, [(0, 0), (0, padding)])
+        groups_left = codes.shape[1] // form.group - block.scales.shape[1]
+        for kind in planes.keys() - {"codes"}:
+            planes[kind] = np.pad(planes[kind], [(0, 0), (0, groups_left)])
     if form.codes == "int4":
         if form.has_offsets:
             codes = _words(codes, words_of_block(form.group))
         else:  # the first input is the highest nibble
             codes = codes.reshape(-1, INPUTS_OF_WORD)[:, ::-1] & np.uint8(15)
-            floats = "scale_units" if form.has_units else "scales"
-            planes[floats] = planes[floats] * np.float32(1 / SIGNED_NIBBLE)
             codes = pack_nibbles(codes).view("<u4")
     elif groups["codes"].dtype == np.uint32:
         codes = codes.reshape(-1, BYTES_OF_WORD)[:, ::-1].copy().view("<u4")

@@ -59,10 +59,10 @@ SHAPES = {
     "TinyLlama-1.1B": Shape(2048, 5632, 32, 4, 64, 22, 32000),
 }
 FORMS: dict[str, dict[str, Any] | None] = {
-    "Q4_0": {"codes": "int4", "group": 32, "has_offsets": False},
-    "Q4_1": {"codes": "int4", "group": 32, "has_offsets": True},
-    "Q4_K": {"codes": "int4", "group": 32, "has_offsets": True, "has_units": True},
-    "Q8_0": {"codes": "int8", "group": 32, "has_offsets": False},
+    "Q4_0": {"codes": "int4", "group": 32, "has_offsets": False, "scale_bits": 16},
+    "Q4_1": {"codes": "int4", "group": 32, "has_offsets": True, "scale_bits": 16},
+    "Q4_K": {"codes": "int4", "group": 32, "has_offsets": True, "scale_bits": 8},
+    "Q8_0": {"codes": "int8", "group": 32, "has_offsets": False, "scale_bits": 16},
     "BF16": None,
 }
 """The forms of GGUF types. Q4_K needs inputs in multiples of 256, which SmolLM2 lacks."""

@@ -24,7 +24,7 @@ FORMS = (
     Form(codes="int4", group=64, has_offsets=False),
     Form(codes="int4", group=16, has_offsets=True),
     Form(codes="int8", group=32, has_offsets=False),
-    Form(codes="int8", group=16, has_offsets=True, has_units=True),
+    Form(codes="int8", group=16, has_offsets=True, scale_bits=8),
 )
 ROWS = 17
 

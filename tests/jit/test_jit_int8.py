@@ -21,7 +21,7 @@ pytestmark = needs_numba
 INT4 = Form(codes="int4", group=32, has_offsets=True)
 INT8 = Form(codes="int8", group=32, has_offsets=False)
 SIGNED = Form(codes="int4", group=64, has_offsets=False)
-HALF = Form(codes="int8", group=16, has_offsets=True, has_units=True)
+HALF = Form(codes="int8", group=16, has_offsets=True, scale_bits=8)
 INTEGERS = [form for form in FORMS if form.codes != "float8_e4m3fn"]
 EACH_FORM = [
     pytest.param(

@@ -21,7 +21,7 @@ QUICK = [
     INT4,
     INT8,
     Form(codes="float8_e4m3fn", group=128, has_offsets=False),
-    Form(codes="int4", group=32, has_offsets=True, has_units=True),
+    Form(codes="int4", group=32, has_offsets=True, scale_bits=8),
 ]
 EACH_FORM = [
     pytest.param(form, id=str(form), marks=[] if form in QUICK else [pytest.mark.slow])

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mie.checkpoint.gguf.header import BLOCKS
 from mie.checkpoint.layouts import FP4
-from mie.ops.weights.quantised import Form, QuantisedRows
+from mie.ops.weights.quantised import Form, QuantisedRows, ScaleBits
 
 Bytes = NDArray[Any]  # uint8
 Scales = NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]
@@ -167,24 +167,24 @@ def _mxfp4(blocks: Bytes) -> Parts:
     return FP4[_halves(blocks[:, 1:])], scales, None
 
 
-def _form(codes: Any, group: int, has_offsets: bool = False, has_units: bool = False) -> Form:
-    return Form(codes=codes, group=group, has_offsets=has_offsets, has_units=has_units)
+def _form(codes: Any, group: int, scale_bits: ScaleBits, has_offsets: bool = False) -> Form:
+    return Form(codes=codes, group=group, has_offsets=has_offsets, scale_bits=scale_bits)
 
 
 FORMS: Mapping[str, Form] = {
-    "Q8_0": _form("int8", 32),
-    "Q4_0": _form("int4", 32),
-    "Q4_1": _form("int4", 32, True),
-    "Q5_0": _form("int8", 32),
-    "Q5_1": _form("int8", 32, True),
-    "Q2_K": _form("int4", 16, has_offsets=True, has_units=True),
-    "Q3_K": _form("int4", 16, has_units=True),
-    "Q4_K": _form("int4", 32, has_offsets=True, has_units=True),
-    "Q5_K": _form("int8", 32, has_offsets=True, has_units=True),
-    "Q6_K": _form("int8", 16, has_units=True),
-    "IQ4_NL": _form("int8", 32),
-    "IQ4_XS": _form("int8", 32, has_units=True),
-    "MXFP4": _form("int8", 32),
+    "Q8_0": _form("int8", 32, 16),
+    "Q4_0": _form("int4", 32, 16),
+    "Q4_1": _form("int4", 32, 16, has_offsets=True),
+    "Q5_0": _form("int8", 32, 16),
+    "Q5_1": _form("int8", 32, 16, has_offsets=True),
+    "Q2_K": _form("int4", 16, 8, has_offsets=True),
+    "Q3_K": _form("int4", 16, 8),
+    "Q4_K": _form("int4", 32, 8, has_offsets=True),
+    "Q5_K": _form("int8", 32, 8, has_offsets=True),
+    "Q6_K": _form("int8", 16, 8),
+    "IQ4_NL": _form("int8", 32, 16),
+    "IQ4_XS": _form("int8", 32, 8),
+    "MXFP4": _form("int8", 32, 32),
 }
 """The form of each quantised type."""
 

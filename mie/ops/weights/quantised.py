@@ -12,6 +12,7 @@ from mie.ops.arrays import Floats, Ints
 from mie.ops.linear import linear
 
 Codes = Literal["int4", "int8", "float8_e4m3fn"]
+ScaleBits = Literal[8, 16, 32]
 
 GROUPS = (16, 32, 64, 128)
 """Inputs that may share a scale."""
@@ -31,25 +32,30 @@ class Form:
     codes: Codes
     group: int
     has_offsets: bool
-    has_units: bool = False
-    """Whether scales and offsets are 8-bit multiples of units.
+    scale_bits: ScaleBits = 32
+    """Scales and offsets are float32, float16, or 8-bit multiples of units.
 
     `UNIT_INPUTS` inputs share a unit for scales and one for offsets, and K is a multiple of them.
     """
+
+    @property
+    def has_units(self) -> bool:
+        """Whether scales and offsets are multiples of units."""
+        return self.scale_bits == 8
 
     def num_bytes(self, rows: int, columns: int) -> int:
         """Return the bytes of a matrix. The last group may be short."""
         groups = ceil_div(columns, self.group)
         code_bytes = self.group // 2 if self.codes == "int4" else self.group
-        scale_bytes = groups * (1 if self.has_units else 4)
+        scale_bytes = groups * self.scale_bits // 8
         unit_bytes = 4 * columns // UNIT_INPUTS if self.has_units else 0
         return rows * (groups * code_bytes + (scale_bytes + unit_bytes) * (1 + self.has_offsets))
 
     def __str__(self) -> str:
         """Return a phrase such as "int4 in groups of 32 with offsets, scales of 8 bits"."""
         offsets = " with offsets" if self.has_offsets else ""
-        units = ", scales of 8 bits" if self.has_units else ""
-        return f"{self.codes} in groups of {self.group}{offsets}{units}"
+        scales = "" if self.scale_bits == 32 else f", scales of {self.scale_bits} bits"
+        return f"{self.codes} in groups of {self.group}{offsets}{scales}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,7 +67,8 @@ class QuantisedRows:
     Products and sums are float32, each rounded once. With offsets, every product must be exact, so
     that a fused multiply-add gives the same weights. Codes of "int4" are -8 … 7 without offsets and
     0 … 15 with them, and their scales are 0 or at least `SMALLEST_SCALE` in magnitude. A form with
-    units promises that each scale and offset is an integer, -128 … 127, times its unit.
+    scales of 16 bits promises that each scale and offset is a float16. A form with units promises
+    that each is an integer, -128 … 127, times its unit.
     """
 
     form: Form
@@ -94,8 +101,10 @@ class QuantisedRows:
         return len(self.codes)
 
     def kept(self) -> dict[str, NDArray[Any]]:
-        """Return all arrays, by name, with scales and offsets as int8 if they have units."""
+        """Return all arrays, by name, with scales and offsets in as many bits as the form has."""
         planes = {name: getattr(self, name) for name in _PLANES if getattr(self, name) is not None}
+        if self.form.scale_bits == 16:
+            planes |= {name: planes[name].astype(np.float16) for name in _UNITS if name in planes}
         for values, units in _UNITS.items():
             if units in planes:
                 planes[values] = _in_units(planes[values], planes[units])
@@ -105,6 +114,8 @@ class QuantisedRows:
     def of_kept(cls, form: Form, planes: Mapping[str, NDArray[Any]]) -> "QuantisedRows":
         """Return the rows of the arrays that `kept` returns."""
         wide = dict(planes)
+        if form.scale_bits == 16:
+            wide |= {name: wide[name].astype(np.float32) for name in _UNITS if name in wide}
         for values, units in _UNITS.items():
             if units in planes:
                 per_unit = planes[values].shape[1] // planes[units].shape[1]

@@ -1,13 +1,15 @@
 """Load and store the formats of weights and caches, widened to float32 in registers.
 
 Quantised weights are groups of inputs of a panel, as `mie.ops.weights.quantised` defines them. A
-group is 16 float32 scales, perhaps 16 offsets, and then 16 codes for each input. Where scales have
-units, all groups of a unit are together: 16 units, perhaps the units of the offsets, the 16 scales
-of each group in bytes, perhaps the offsets, and then the codes. Codes of "int4" are the nibbles of
+group is 16 scales, perhaps 16 offsets, and then 16 codes for each input. Scales and offsets are
+float32 or float16. Two groups of float16 scales without offsets are together: their scales, and
+then their codes. Where scales have units, all groups of a unit are together: 16 units, perhaps the
+units of the offsets, the 16 scales of each group in bytes, perhaps the offsets, and then the codes.
+Codes of "int4" are the nibbles of
 words, a word for eight inputs of an output. Signed ones are shifted to the high end of the word,
 one after the other, and are masked and converted there, where the word's sign is the code's, and so
 they are 2**28 times as large. Unsigned ones are converted where they are in the word, up to 2**24
-times as large. The scale makes up for that.
+times as large. Exact products divide the scale by that.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from mie.ops.weights.integer import ACTIVATION_GROUP
-from mie.ops.weights.quantised import GROUPS, Codes, Form
+from mie.ops.weights.quantised import GROUPS, Codes, Form, ScaleBits
 from mie.ops_jit.kernels.vectors import (
     F32,
     I8,
@@ -159,6 +161,8 @@ class Format:
     """Inputs of a panel with scales and codes together: a group, or the groups of a unit."""
     headers: int = 0
     """Vectors that a group begins with: none, scales, or scales and offsets."""
+    scale_bits: int = 32
+    """Bits of a scale or an offset. With 8 bits, several groups have a unit."""
     after: Widen | None = None
     """Shift the next codes of words to where ``widen`` reads them, if they are signed."""
     inputs: int = 1
@@ -194,15 +198,15 @@ class Format:
         return tuple(word * per_word + per_word - 1 - part for word, part in parts)
 
     @property
-    def has_units(self) -> bool:
-        """Whether scales are bytes, and have a unit for several groups."""
-        return self.together > self.group
+    def scale_bytes(self) -> int:
+        """The bytes of 16 scales."""
+        return 2 * self.scale_bits
 
     @property
     def header_bytes(self) -> int:
         """The bytes before the codes of groups that are together."""
-        numbers = 16 * self.together // self.group if self.has_units else 0
-        return self.headers * (64 + numbers)
+        units = 64 * (self.scale_bits == 8)
+        return self.headers * (units + self.scale_bytes * self.together // self.group)
 
     @property
     def code_bytes(self) -> int:
@@ -258,12 +262,13 @@ def weights_of(b: ir.IRBuilder, codes: ir.Value, header: Sequence[ir.Value]) -> 
 
 
 def _quantised(
-    codes: Codes, group: int, has_offsets: bool, has_units: bool = False, in_words: bool = False
+    codes: Codes, group: int, has_offsets: bool, scale_bits: ScaleBits, in_words: bool = False
 ) -> Format:
     """Return the format of a quantised matrix."""
-    form = Form(codes=codes, group=group, has_offsets=has_offsets, has_units=has_units)
-    sizes = {"group": group, "together": inputs_together(form), "headers": 1 + has_offsets}
-    name = format_name(form, in_words)
+    form = Form(codes=codes, group=group, has_offsets=has_offsets, scale_bits=scale_bits)
+    name, headers = format_name(form, in_words), 1 + has_offsets
+    sizes = {"group": group, "together": inputs_together(form), "headers": headers}
+    sizes["scale_bits"] = scale_bits
     if in_words:
         return Format(name, I32, 4, _highest_byte, after=_after_byte, inputs=BYTES_OF_WORD, **sizes)
     if codes != "int4":
@@ -273,7 +278,13 @@ def _quantised(
 
 
 _BOTH = (False, True)
-_WITH_UNITS = ((16, 32), _BOTH, (True,))
+_WIDE_SCALES = tuple(itertools.product(GROUPS, _BOTH, (32,)))
+_INTEGERS = (
+    *_WIDE_SCALES,
+    *itertools.product((32,), _BOTH, (16,)),
+    *itertools.product((16, 32), _BOTH, (8,)),
+)
+"""Groups of integers, whether they have offsets, and the bits of the scales."""
 FORMATS = {
     each.name: each
     for each in (
@@ -282,11 +293,9 @@ FORMATS = {
         Format("float16", ir.HalfType(), 2, _float16, _narrow_float16),
         Format("int8", I8, 1, _int8, _narrow_int8, 127.0),
         Format("float8_e4m3fn", I8, 1, _fp8, _narrow_fp8, 448.0),
-        *itertools.starmap(_quantised, itertools.product(get_args(Codes), GROUPS, _BOTH)),
-        *itertools.starmap(_quantised, itertools.product(("int4", "int8"), *_WITH_UNITS)),
-        *itertools.starmap(
-            _quantised, itertools.product(("int8",), GROUPS, _BOTH, (False,), (True,))
-        ),
-        *itertools.starmap(_quantised, itertools.product(("int8",), *_WITH_UNITS, (True,))),
+        *(_quantised("float8_e4m3fn", *each) for each in _WIDE_SCALES),
+        *(_quantised("int4", *each) for each in _INTEGERS),
+        *(_quantised("int8", *each) for each in _INTEGERS),
+        *(_quantised("int8", *each, in_words=True) for each in _INTEGERS),
     )
 }

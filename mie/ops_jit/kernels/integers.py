@@ -38,7 +38,7 @@ from mie.ops_jit.kernels.vectors import (
     splat,
     splat_like,
 )
-from mie.ops_jit.layout import SIGNED_NIBBLE, segment_words
+from mie.ops_jit.layout import segment_words
 
 
 @intrinsic
@@ -102,8 +102,6 @@ def _emit_tile(
         else:
             sums = loop(b, I64(num_words), step, sums)
         loaded = [[load() for load in each] for each in headers]
-        if fmt.inputs == 8 and not fmt.is_in_place:
-            loaded = [[b.fmul(each, splat_like(each, F32, SIGNED_NIBBLE))] for (each,) in loaded]
         totals = []
         for r, place in enumerate(places):
             scale = everywhere(place, fmt.segment, F32)

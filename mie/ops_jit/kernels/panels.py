@@ -35,7 +35,7 @@ from mie.ops_jit.kernels.vectors import (
     splat,
     splat_like,
 )
-from mie.ops_jit.layout import INPUTS_OF_WORD, LANES, words_of_block
+from mie.ops_jit.layout import INPUTS_OF_WORD, LANES, SIGNED_NIBBLE, words_of_block
 
 Vectors = Sequence[ir.Value]
 Load = Callable[[], ir.Value]
@@ -113,6 +113,10 @@ def over_inputs(
                 b, fmt, columns, headers, codes, ahead, keeps_offsets, begin, number, state, use
             )
         loaded = [[load() for load in each] for each in headers]
+        if fmt.inputs == INPUTS_OF_WORD:  # the codes are read at the top of words
+            loaded = [
+                [b.fmul(each, splat_like(each, F32, 1 / SIGNED_NIBBLE))] for (each,) in loaded
+            ]
         return over_loads(begin, number, codes, loaded, state)
 
     return loop(b, ceil_div(b, count, fmt.group), step, state)
@@ -146,20 +150,13 @@ def headers_of(
 ) -> tuple[Sequence[Sequence[Load]], Sequence[ir.Value]]:
     """Return how to load each column's scales and offsets, and where each panel's codes are."""
     panels, lanes_ = columns.panels, columns.lanes
-    if not fmt.has_units:
-        own = [b.add(each, b.mul(group, I64(fmt.bytes_together))) for each in panels]
-        prefetch(b, own, ahead, fmt.headers)
-        load = _load_anew if fmt.is_in_place else _load
-        headers = [
-            [partial(load, b, b.add(each, I64(64 * i)), lanes_) for i in range(fmt.headers)]
-            for each in columns.places(b, own, 4)
-        ]
-        return headers, [b.add(each, I64(fmt.header_bytes)) for each in own]
     num_groups = fmt.together // fmt.group
     unit, index = b.udiv(group, I64(num_groups)), b.urem(group, I64(num_groups))
     own = [b.add(each, b.mul(unit, I64(fmt.bytes_together))) for each in panels]
-    # There are at least as many groups as lines of a header, and each prefetches one.
-    prefetch(b, [b.add(each, b.shl(index, I64(6))) for each in own], ahead)
+    # There are at least as many groups as lines of a header, and each of several prefetches one.
+    lines = fmt.header_bytes // 64 if num_groups == 1 else 1
+    prefetch(b, [b.add(each, b.shl(index, I64(6))) for each in own], ahead, lines)
+    codes = b.add(I64(fmt.header_bytes), b.mul(index, I64(fmt.code_bytes)))
 
     def product(unit: ir.Value, byte: ir.Value, i: int) -> ir.Value:
         at = b.add(b.shl(index, I64(4)), I64(64 * fmt.headers + 16 * num_groups * i))
@@ -167,23 +164,35 @@ def headers_of(
         number = b.sitofp(b.sext(number, lanes(I32, lanes_)), lanes(F32, lanes_))
         return b.fmul(load_lanes(b, b.add(unit, I64(64 * i)), F32, lanes_), number)
 
-    places = zip(columns.places(b, own, 4), columns.places(b, own, 1), strict=True)
-    values = [[product(*each, i) for i in range(fmt.headers)] for each in places]
-    codes = b.add(I64(fmt.header_bytes), b.mul(index, I64(fmt.code_bytes)))
-    return [[*map(_kept, each)] for each in values], [b.add(each, codes) for each in own]
+    if fmt.scale_bits == 8:
+        places = zip(columns.places(b, own, 4), columns.places(b, own, 1), strict=True)
+        values = [[product(*each, i) for i in range(fmt.headers)] for each in places]
+        headers: Sequence[Sequence[Load]] = [[*map(_kept, each)] for each in values]
+    else:
+        element = F32 if fmt.scale_bits == 32 else ir.HalfType()
+        load, size = _load_anew if fmt.is_in_place else _load, fmt.scale_bytes
+        firsts = [
+            b.add(b.mul(index, I64(size)), I64(size * num_groups * i)) for i in range(fmt.headers)
+        ]
+        headers = [
+            [partial(load, b, b.add(each, first), element, lanes_) for first in firsts]
+            for each in columns.places(b, own, size // LANES)
+        ]
+    return headers, [b.add(each, codes) for each in own]
 
 
 def _kept(vector: ir.Value) -> Load:
     return lambda: vector
 
 
-def _load(b: ir.IRBuilder, address: ir.Value, count: int) -> ir.Value:
-    return load_lanes(b, address, F32, count)
+def _load(b: ir.IRBuilder, address: ir.Value, element: ir.Type, count: int) -> ir.Value:
+    numbers = load_lanes(b, address, element, count)
+    return numbers if element == F32 else b.fpext(numbers, lanes(F32, count))
 
 
-def _load_anew(b: ir.IRBuilder, address: ir.Value, count: int) -> ir.Value:
+def _load_anew(b: ir.IRBuilder, address: ir.Value, element: ir.Type, count: int) -> ir.Value:
     """Load a vector here, because LLVM would keep it in a register or on the stack."""
-    return load_lanes(b, opaque(b, address), F32, count)
+    return _load(b, opaque(b, address), element, count)
 
 
 def _over_words(

@@ -98,7 +98,7 @@ def tiles_of(fmt: Format, vector_bits: int) -> Tiles:
         return TILES[vector_bits]
     if fmt.inputs == 1:
         return BYTE_TILES[vector_bits]
-    return (IN_PLACE_TILES if fmt.is_in_place and not fmt.has_units else WORD_TILES)[vector_bits]
+    return (IN_PLACE_TILES if fmt.is_in_place and fmt.scale_bits > 8 else WORD_TILES)[vector_bits]
 
 
 def _emit_tile(
