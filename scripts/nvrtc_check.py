@@ -7,7 +7,8 @@
 This needs neither a GPU nor a driver nor CuPy. `pip install '.[nvrtc]'` brings two compilers, which
 are loaded through ctypes. The compilers get no CUDA headers, because users have none either. The
 ledger, tests/kernels/ledger.json, holds for each kernel and target [registers, bytes of static
-shared memory, bytes of stack]. More than that is a failure, and so is any spilled register.
+shared memory, bytes of stack]. More than that is a failure, and so is a spilled register, but for
+the few bytes of `nvrtc_kernels.SPILLS`.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu.nvrtc_kernels import ENTRIES, ROOT, Entry
+from gpu.nvrtc_kernels import ENTRIES, ROOT, SPILLS, Entry
 
 from mie.base.cache_dir import open_cache, read_json, write_json
 from mie.ops_gpu.nvrtc import Compiled, Nvrtc
@@ -123,7 +124,7 @@ def limits(report: Usages, entries: Sequence[Entry] = ENTRIES) -> Iterator[str]:
     """Yield sentences about faults that no ledger can excuse."""
     threads = {f"{entry.file} {name}": entry.threads for entry in entries for name in entry.names}
     for kernel, usage in report.items():
-        if usage.spilled:
+        if usage.spilled > SPILLS.get(kernel, 0):
             yield f"{kernel} spills {usage.spilled} bytes of registers"
         if usage.registers * threads[kernel] > REGISTER_FILE:
             yield f"{kernel}: {usage.registers} registers do not fit {threads[kernel]} threads"

@@ -57,6 +57,17 @@ ENTRIES = (
             *each("few_rows_linear<f16, nibbles, 64, false, {}, false, true>", (1, 2, 4)),
             *each("few_rows_linear<f16, nibbles, {}, true, {}, true, true>", (16, 32), (1, 4)),
             *each("few_rows_linear<{}, int8, {}, false, 2, true, true>", HALVES, (16, 32, 64)),
+            # What runs by default: int4 and Q4_0, Q4_K and Q4_1, heads of 8 bits, and Q6_K.
+            *each("few_rows_{}<{}, nibbles, 32, false, {}, true, true>", PRODUCTS, HALVES, (1, 2)),
+            *each("few_rows_{}<{}, nibbles, 32, true, 2, true, true>", PRODUCTS, HALVES),
+            *each("few_rows_{}<{}, nibbles, 32, true, 1, true, true>", ("gated", "qkv"), HALVES),
+            *each("few_rows_linear<{}, int8, {}, false, 1, true, true>", HALVES, (16, 32)),
+            *each(
+                "few_rows_{}<{}, int8, {}, false, 2, true, true>",
+                ("gated", "qkv"),
+                HALVES,
+                (16, 32),
+            ),
             "few_rows_linear<bf16, e4m3, 64, false, 2, true, true>",
             # The others are for odd sizes and for checks in float32. These stand for them.
             "few_rows_linear<float, float, 64, false, 1, true, true>",
@@ -183,3 +194,16 @@ ENTRIES = (
         ),
     ),
 )
+
+SPILLS = {
+    "few_rows.cu few_rows_gated<f16, nibbles, 32, true, 2, true, true>": 24,
+    "few_rows.cu few_rows_gated<f16, int8, 32, false, 2, true, true>": 40,
+    "few_rows.cu few_rows_qkv<f16, nibbles, 32, true, 2, true, true>": 8,
+    "few_rows.cu few_rows_qkv<f16, int8, 32, false, 2, true, true>": 8,
+    "few_rows.cu few_rows_qkv<f16, int8, 16, false, 2, true, true>": 52,
+    "few_rows.cu few_rows_qkv<bf16, int8, 16, false, 2, true, true>": 44,
+}
+"""The most bytes of registers that kernels spill on some target. All others spill nothing.
+
+They are for 9 to 16 rows. A thread may have 128 registers, so that two blocks fit a multiprocessor.
+"""

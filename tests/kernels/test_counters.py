@@ -11,7 +11,7 @@ from test_few_rows import norm_of
 from test_kernels import LONG_SHAPES, SHAPES, Shape, attend, normal
 from test_quantised_products import FORMS, matrix_of, rows_of
 
-from mie.ops_gpu.chip import EMULATED_CHIP
+from mie.ops_gpu.chip import EMULATED_CHIP, Chip
 from mie.ops_gpu.few_rows import FewRows
 from mie.ops_gpu.host.emulator import EmulatedLauncher
 
@@ -36,6 +36,26 @@ __global__ void rows(const uint4* x, unsigned* out, int stride) {
   unsigned r[4];
   ldmatrix_x4(r, row);
   out[threadIdx.x] = r[0] + r[1] + r[2] + r[3];
+}
+// Multiplies `count` loaded registers, of which `ahead` are loaded before the first product.
+__global__ void pipeline(const unsigned* x, float* out, int count, int ahead) {
+  float sum[4] = {};
+  unsigned loaded[16];
+  for (int i = 0; i < ahead; ++i) loaded[i % 16] = x[i * 32 + threadIdx.x];
+  for (int i = 0; i < count; ++i) {
+    if (ahead == 0) loaded[i % 16] = x[i * 32 + threadIdx.x];
+    const unsigned a = loaded[i % 16];
+    mma_m16n8k16<f16>(sum, {a, a, a, a}, {a, a});
+    const int next = i + ahead;
+    if (ahead > 0 && next < count) loaded[next % 16] = x[next * 32 + threadIdx.x];
+  }
+  out[blockIdx.x * 32 + threadIdx.x] = sum[0];
+}
+// Block i multiplies i times.
+__global__ void uneven(float* out) {
+  float sum[4] = {};
+  for (unsigned i = 0; i < blockIdx.x; ++i) mma_m16n8k16<f16>(sum, {0, 0, 0, 0}, {0, 0});
+  out[blockIdx.x * 32 + threadIdx.x] = sum[0];
 }
 """
 
@@ -97,6 +117,27 @@ def test_conflicts_of_ldmatrix_and_cp_async_are_counted(
     assert counters.items() >= traffic("cp_async_source", 1, 16, 16).items()
 
 
+@pytest.mark.parametrize(("ahead", "in_flight"), [(0, 0), (1, 0), (4, 10.5), (8, 21)])
+def test_loads_in_flight_are_counted(
+    launcher: EmulatedLauncher, tmp_path: Path, ahead: int, in_flight: float
+):
+    """A load counts until a product has used it. The pipeline runs dry at the end."""
+    x, out = np.zeros((16, 32), np.uint32), np.zeros(64, np.float32)
+    kernel = launcher.kernel(path_of(tmp_path, PATTERNS), "pipeline")
+    kernel((2,), (32,), (x, out, np.int32(16), np.int32(ahead)))
+    counters = launcher.counters["patterns.cu pipeline"]
+    assert counters["mma"] == 32
+    assert counters["loads_in_flight"] == 32 * in_flight
+
+
+@pytest.mark.parametrize("order", ["forward", "reverse"])
+def test_products_are_counted_for_each_block(tmp_path: Path, order: Any):
+    launcher = EmulatedLauncher(check=True, count=True, order=order)
+    kernel = launcher.kernel(path_of(tmp_path, PATTERNS), "uneven")
+    kernel((4,), (32,), (np.zeros(128, np.float32),))
+    assert launcher.products == {"patterns.cu uneven": [0, 1, 2, 3]}
+
+
 # The kernels of the package.
 
 TENSOR_CORE_SHAPES = [
@@ -140,6 +181,10 @@ They are the same with every compiler. A change that makes one larger must be wo
 """
 
 
+LOADED = {"int4 products": 2000, "dense products": 3000}
+"""The least bytes of weights that a warp has in flight on average, in loads of few rows."""
+
+
 def do_work(load: str, launcher: Any) -> None:
     """Run a small load that each part of a kernel has work in."""
     if load in ("splits", "streams"):
@@ -171,6 +216,9 @@ def test_launches_do_the_work_of_the_ledger(launcher: EmulatedLauncher, load: st
         if counters["mma"]
     }
     assert done == WORK[load], f"{load}: {done}"
+    for counters in launcher.counters.values():
+        if load in LOADED:
+            assert 32 * counters["loads_in_flight"] / counters["mma"] >= LOADED[load]
 
 
 @pytest.mark.parametrize("shape", SOME_SHAPES)
@@ -190,3 +238,25 @@ def test_tiles_have_no_bank_conflicts_and_fill_whole_sectors(
         # Keys and values fill whole sectors. The scales of a quantised cache may begin inside one.
         allowed = 0 if shape.stored == "auto" else 0.1 * counters["cp_async_source.least"]
         assert excess(counters, "cp_async_source") <= allowed, name
+
+
+def test_a_prompts_longest_blocks_start_first(launcher: EmulatedLauncher):
+    """The blocks that end last are short, for each sequence and KV head."""
+    attend(launcher, Shape("float16", 64, 3, 2, 16), [(150, 300)], is_deterministic=True)
+    [products] = launcher.products.values()
+    for of_head in np.array(products).reshape(2, -1):
+        assert of_head[0] > of_head[-1]
+        assert (np.diff(of_head) <= 0).all()
+
+
+def test_streamed_blocks_have_equal_work(launcher: EmulatedLauncher):
+    """No block has more than a unit more than another, whatever sequences it serves."""
+    shape, chip = (
+        Shape("float16", 64, 2, 1, 16),
+        Chip(num_multiprocessors=4, shared_bytes=228 << 10),
+    )
+    attend(launcher, shape, [(1, 1536), (1, 64), (1, 640)], chip=chip)
+    [products] = launcher.products.values()
+    one_unit = 4 * 2 * 64 // 16  # four warps' products of scores and of values
+    assert len(products) == 12
+    assert max(products) - min(products) <= one_unit

@@ -268,6 +268,18 @@ def test_a_rows_bits_do_not_depend_on_the_other_rows(mode: str, dtype: str, form
         assert some == alone[: len(some)]
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "rows"), [pytest.param(2, 8, marks=pytest.mark.slow), (40, 32)]
+)
+def test_experts_with_many_tokens_read_their_weights_once_for_32(num_tokens: int, rows: int):
+    """Three experts get 3 * num_tokens rows. Each launched tile reads an expert's weights once."""
+    layer = Layer("forward", "float16", 3, (64, 32))
+    layer.compute(normal("float16", num_tokens, 64), normal("float16", num_tokens, 64))
+    launches = layer.backend.launcher.launches  # type: ignore[attr-defined]
+    tiles = [grid[0] for name, grid in launches if name.startswith("experts_")]
+    assert tiles == [most_tiles(3 * num_tokens, 3, rows)] * 2
+
+
 def test_experts_of_several_forms_are_refused():
     backend = make_backend("forward", "float16")
     some = [CupyLinear(parts=(matrix_of(rows_of(form, 32, 64)),)) for form in FORMS[:2]]

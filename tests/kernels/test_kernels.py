@@ -275,6 +275,21 @@ def test_blocks_are_copied_exported_and_imported_bit_for_bit(
         assert plane.tobytes() == old[origin].tobytes()
 
 
+def launches_of_copies(src: tuple[int, ...], dst: tuple[int, ...]) -> list[str]:
+    """Return the kernels of one copy of blocks in a quantised cache of two layers."""
+    backend = make_backend("forward", "float16", stored="int8")
+    cache = backend.new_kv_cache(cache_shape(7, 16, 3, 8, 2))
+    backend.move_blocks(cache, cache, src, dst)
+    launches: Any = backend.launcher
+    return [name for name, _ in launches.launches]
+
+
+def test_blocks_are_staged_only_if_a_destination_is_a_source():
+    """A direct copy reads and writes each byte once, and a staged one twice."""
+    assert launches_of_copies((1, 3), (2, 6)) == ["copy_blocks"] * 4
+    assert launches_of_copies((0, 1), (1, 0)) == ["gather_blocks"] * 4 + ["scatter_blocks"] * 4
+
+
 # Attention.
 
 
@@ -510,6 +525,13 @@ def test_a_decode_of_more_tiles_than_a_warp_has_lanes(mode: str):
     shape = Shape("float16", 64, 1, 1, 16)
     lone = Chip(num_multiprocessors=1, shared_bytes=0)
     attend(mode, shape, [(1, 33 * TILE_TOKENS), (1, 20)], chip=lone)
+
+
+@pytest.mark.parametrize("mode", ["forward", *DEVICE_MODES])
+def test_more_parts_than_a_warp_has_lanes_are_merged(mode: str):
+    """47 blocks share the keys of one sequence. A warp weighs 32 parts at a time."""
+    chip = Chip(num_multiprocessors=132, shared_bytes=228 << 10)
+    attend(mode, Shape("float16", 64, 1, 1, 16), [(1, 6000)], chip=chip)
 
 
 @pytest.mark.parametrize("shape", some(SHAPES))

@@ -9,7 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "scripts"))
 
 import nvrtc_check
-from gpu.nvrtc_kernels import ENTRIES, Entry
+from gpu.nvrtc_kernels import ENTRIES, SPILLS, Entry
 from nvrtc_check import Nvrtc, Usage, growth, limits, read_ledger
 
 from mie.ops_gpu.signature import SIGNATURES
@@ -69,6 +69,13 @@ def wrong(report: nvrtc_check.Usages, version: str, arch: int, *, whole: bool) -
 
 def test_every_kernel_is_on_the_list():
     assert {name.partition("<")[0] for entry in ENTRIES for name in entry.names} >= {*SIGNATURES}
+
+
+def test_the_ledger_has_each_kernel_that_may_spill():
+    """A kernel that spills has a stack, so one that no longer does is noticed."""
+    reports = read_ledger().values()
+    for kernel in SPILLS:
+        assert any(report[kernel].stack for report in reports), kernel
 
 
 def test_the_ledger_has_every_target():

@@ -16,6 +16,7 @@ import pytest
 import test_bfloat16_range as bfloat16_range
 import test_counters
 import test_expert_kernels as expert_kernels
+import test_far_places as far_places
 import test_few_rows as few_rows
 import test_kernels as kernels
 import test_nonfinite
@@ -243,6 +244,35 @@ def recurrent() -> None:
             of.test_gated_norms("any", "float32", *sizes, gates_first)
 
 
+def many_parts() -> None:
+    kernels.test_more_parts_than_a_warp_has_lanes_are_merged("any")
+
+
+def far_rows() -> None:
+    far_places.test_rows_of_an_embedding_are_gathered("any")
+
+
+def far_attention(kind: str) -> None:
+    far_places.test_attention_reads_far_blocks(kind)
+
+
+def far_writes(how: str) -> None:
+    far_places.test_tokens_are_written_to_far_blocks(how)
+
+
+def far_copies() -> None:
+    far_places.test_far_blocks_are_copied()
+
+
+def order_of_blocks() -> None:
+    """Run tests of each block's work, which needs the counters."""
+    for test in (
+        test_counters.test_a_prompts_longest_blocks_start_first,
+        test_counters.test_streamed_blocks_have_equal_work,
+    ):
+        test(EmulatedLauncher(check=True, count=True))
+
+
 def work(load: str) -> None:
     """Compare a load's counts of products, copies and barriers with the ledger."""
     test_counters.test_launches_do_the_work_of_the_ledger(
@@ -255,6 +285,7 @@ CHECKS: dict[str, Callable[..., None]] = {
     for check in (
         *(streamed, split, many_tiles, prefill, split_prefill, growing_units, write, widen, heads),
         *(large_element, large_value, hides_no_nan, bank_conflicts, work),
+        *(many_parts, far_rows, far_attention, far_writes, far_copies, order_of_blocks),
         *(
             log_probabilities,
             sampler,

@@ -156,6 +156,26 @@ def test_every_code_is_widened_exactly(dtype: str, form: Form):
     assert np.ascontiguousarray(gathered[::-1]).tobytes() == wanted.tobytes()
 
 
+@pytest.mark.parametrize("form", FORMS[:3], ids=str)
+def test_scales_keep_all_their_bits(form: Form):
+    """Scales of 24 bits differ from their rounding to float16 by up to 2^-11 of their size."""
+    rows, rng = rows_of(form, 32, 70), np.random.default_rng(11)
+    rows.scales[...] = rng.uniform(0.1, 1, rows.scales.shape).astype(np.float32)
+    if rows.offsets is not None:
+        rows.offsets[...] = rng.uniform(-1, 1, rows.offsets.shape).astype(np.float32)
+    matrix, x, backend = (
+        matrix_of(rows),
+        np.eye(70, dtype=np.float32),
+        make_backend("forward", "float32"),
+    )
+    few = garbage("forward", "float32", 70, 32)
+    products("forward").linear(x, matrix, few)
+    widened = backend.linear(x, CupyLinear(parts=(matrix,)))
+    gathered = backend.embed(np.arange(32, dtype=np.int32), matrix)
+    for got in (few, widened, gathered.T):
+        np.testing.assert_allclose(wide(got).T, weights(rows), rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize(("form", "dim"), [(FORMS[0], 48), (FORMS[1], 16), (FORMS[2], 80)])
 @pytest.mark.parametrize("num_rows", [2, 18])
 def test_gates_of_quantised_matrices(mode: str, dtype: str, form: Form, dim: int, num_rows: int):

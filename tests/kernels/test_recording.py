@@ -4,7 +4,9 @@ The stand-in fails on actions that a step must not take once its size is warm, a
 graph must not use. The last tests check that it notices each of these.
 """
 
-from contextlib import nullcontext
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -263,3 +265,73 @@ def test_a_launch_into_the_default_stream_is_noticed(fake_cupy: FakeCupy, machin
     kernel = machine.backend.launcher.kernel("gather_rows.cu", "gather_rows<float>")
     with fake_cupy.steady(), pytest.raises(Violation, match="default stream"):
         kernel((2,), (32,), (x, rows, x, np.int32(4)))
+
+
+# Python's collections of garbage.
+
+
+class Cycle:
+    """Garbage that only a collection frees, such as another engine with its memory."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@contextmanager
+def collecting_eagerly() -> Iterator[list[str]]:
+    """Collect after nearly every allocation, and note each collection."""
+    before, notes = gc.get_threshold(), list[str]()
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        notes.append(phase)
+
+    gc.callbacks.append(note)
+    gc.set_threshold(1)
+    try:
+        yield notes
+    finally:
+        gc.enable()
+        gc.set_threshold(*before)
+        gc.callbacks.remove(note)
+
+
+@pytest.fixture
+def eager_collections() -> Iterator[list[str]]:
+    with collecting_eagerly() as notes:
+        yield notes
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_garbage_is_collected_during_a_capture(
+    machine: Model, eager_collections: list[str], fails: bool
+):
+    """A collection may free another engine's memory, and a free ends the capture.
+
+    An H200 noticed this on 2026-11-27. After a capture, also one that fails, collections go on.
+    """
+    during: list[int] = []
+
+    def litter(x: Any) -> None:
+        eager_collections.clear()
+        kept = [[Cycle()] for _ in range(300)]
+        during.append(len(eager_collections))
+        if fails and len(during) == 2:
+            raise RuntimeError(f"a capture of {len(kept)} cycles that fails")
+
+    machine.also = litter
+    machine.step()
+    assert during[0] > 0, "the threshold has no effect"
+    with pytest.raises(RuntimeError, match="that fails") if fails else nullcontext():
+        machine.step()  # is captured
+    assert during[1] == 0
+    assert gc.isenabled()
+
+
+def test_a_capture_leaves_collections_off_if_they_were(machine: Model):
+    gc.disable()
+    try:
+        for _ in range(2):
+            machine.step()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -37,8 +37,9 @@ struct Log {  // of an instruction and a warp
 };
 
 struct Counter {
-  uint64_t blocks, idle_blocks, in_flight, unhinted_copies, mma, barriers;
+  uint64_t blocks, idle_blocks, in_flight, unhinted_copies, mma, barriers, loads_in_flight;
   std::array<Count, KINDS> counts;
+  std::vector<uint64_t> products;  // of warps, by the block's number in the grid
   bool has_written;
   std::map<std::tuple<const void*, uint32_t, Kind>, Log> logs;
 };
@@ -95,9 +96,22 @@ static void add(Kind kind, const Request& request) {
     count_shared(request, count);
 }
 
-void start_counted_launch() { counter = Counter{}; }
+void start_counted_launch(uint64_t blocks) {
+  counter = Counter{};
+  counter.products.resize(blocks);
+}
 
-void start_counted_block() { counter.has_written = false; }
+void start_counted_block() {
+  counter.has_written = false;
+  for (Fiber& fiber : runtime.fibers) fiber.loads = Loads{};
+}
+
+// The bytes in flight at each product, if products use the loaded bytes evenly and in order: the
+// bytes loaded so far, less their share of all bytes that are loaded before the last product.
+static uint64_t loads_in_flight(const Loads& loads) {
+  const uint64_t used = loads.at_last * (loads.products + 1) / 2;
+  return loads.at_products > used ? loads.at_products - used : 0;
+}
 
 void end_counted_block() {
   ++counter.blocks;
@@ -105,6 +119,8 @@ void end_counted_block() {
   for (const auto& [key, log] : counter.logs)
     for (const Request& request : log.requests) add(std::get<Kind>(key), request);
   counter.logs.clear();
+  for (const Fiber& fiber : runtime.fibers)
+    if (fiber.lane == 0) counter.loads_in_flight += loads_in_flight(fiber.loads);
 }
 
 void count_lane(Kind kind, uintptr_t address, size_t size) {
@@ -122,7 +138,14 @@ void count_wait(uint64_t in_flight) { counter.in_flight += in_flight; }
 
 void count_unhinted_copy() { ++counter.unhinted_copies; }
 
-void count_mma() { ++counter.mma; }
+void count_mma() {  // lane 0 calls
+  ++counter.mma;
+  ++counter.products[runtime.block];
+  Loads& loads = self().loads;
+  ++loads.products;
+  loads.at_last = loads.bytes;
+  loads.at_products += loads.bytes;
+}
 
 void count_barrier() { ++counter.barriers; }
 
@@ -131,6 +154,7 @@ void count_access(const void* p, size_t size, Access access) {
   const Location location = locate(p);
   if (location.space == Space::GLOBAL) {
     counter.has_written |= access != Access::READ;
+    if (access == Access::READ) self().loads.bytes += size;
     count_lane(Kind::GLOBAL, device_address(location.address), size);
   } else if (location.space == Space::DYNAMIC_SHARED || location.space == Space::STATIC_SHARED) {
     count_lane(Kind::SHARED, location.address, size);
@@ -151,17 +175,27 @@ void count_matrices(const unsigned char* lanes, int matrices) {
 
 }  // namespace mie_emu
 
+extern "C" {
+#pragma GCC visibility push(default)
 // The blocks, those of them that wrote no global memory, the copies that stay in flight while a
 // thread waits for others, summed over all waits, the copies without cache hints, the warps'
-// products, the blocks' barriers, and three counts for each kind.
-extern "C" __attribute__((visibility("default"))) void mie_emu_counts(uint64_t* out) {
+// products, the blocks' barriers, the bytes that lane 0 of each warp has in flight, summed over its
+// products, and three counts for each kind.
+void mie_emu_counts(uint64_t* out) {
   const mie_emu::Counter& all = mie_emu::counter;
   for (const uint64_t count : {all.blocks, all.idle_blocks, all.in_flight, all.unhinted_copies,
-                               all.mma, all.barriers})
+                               all.mma, all.barriers, all.loads_in_flight})
     *out++ = count;
   for (const mie_emu::Count& count : all.counts) {
     *out++ = count.requests;
     *out++ = count.passes;
     *out++ = count.least;
   }
+}
+
+// The warps' products of each block, in the order of the grid.
+void mie_emu_products(uint64_t* out) {
+  for (const uint64_t count : mie_emu::counter.products) *out++ = count;
+}
+#pragma GCC visibility pop
 }

@@ -45,6 +45,7 @@ class _Launch(ctypes.Structure):
 _TRAFFIC = ("ldmatrix", "cp_async", "shared", "cp_async_source", "global_memory")
 COUNTS = (
     *("blocks", "idle_blocks", "in_flight", "unhinted_copies", "mma", "barriers"),
+    "loads_in_flight",
     *(f"{kind}.{name}" for kind in _TRAFFIC for name in ("requests", "passes", "least")),
 )
 """The counts of a kernel's launches, besides "launches", as count.cpp defines them.
@@ -52,10 +53,13 @@ COUNTS = (
 Idle blocks wrote no global memory. "in_flight" are the copies by cp.async that are in flight while
 a thread waits for earlier ones, over all waits: a pipeline without overlap has none.
 Unhinted copies lack the hint to pass L1 or to fetch 128 bytes to L2. "mma" are products of warps,
-and "barriers" are barriers of blocks. "cp_async" is its writes to shared memory, and "shared" are
-the other accesses there. A vector that g++ loads in parts counts as parts. Requests are counted for
-warps. A pass is a wavefront of shared memory, or a sector of 32 bytes of global memory. "least" is
-the number of passes for the same bytes side by side, so the others are bank conflicts or waste.
+and "barriers" are barriers of blocks. "loads_in_flight" are the bytes that lane 0 of each warp has
+loaded from global memory and not used yet, over all products of the warp, if its products use them
+evenly and in order. Copies by cp.async do not count there. "cp_async" is its writes to shared
+memory, and "shared" are the other accesses there. A vector that g++ loads in parts counts as parts.
+Requests are counted for warps. A pass is a wavefront of shared memory, or a sector of 32 bytes of
+global memory. "least" is the number of passes for the same bytes side by side, so the others are
+bank conflicts or waste.
 """
 
 
@@ -106,6 +110,8 @@ class EmulatedLauncher:
         if count and not check:
             raise ConfigError("the emulator counts in the checked build only (set check=True)")
         self.counters: dict[str, Counter[str]] = {}
+        self.products: dict[str, list[int]] = {}
+        """The products of warps of each block of a kernel's last launch, in the grid's order."""
         self.xp: ModuleType = np
         self.check = check
         self._submit = submit
@@ -162,7 +168,7 @@ class EmulatedLauncher:
             if kernel.launch(ctypes.byref(how), addresses):
                 raise KernelFault(f"{kernel.name}: {self._fault()}")
             if how.is_counted:
-                self._add_counts(kernel.name)
+                self._add_counts(kernel.name, math.prod(how.grid))
 
     def _register(self, parameters: tuple[Parameter, ...], args: tuple[Any, ...]) -> None:
         for parameter, arg in zip(parameters, args, strict=True):
@@ -177,11 +183,14 @@ class EmulatedLauncher:
                 parameter.name.encode(),
             )
 
-    def _add_counts(self, kernel: str) -> None:
+    def _add_counts(self, kernel: str, num_blocks: int) -> None:
         numbers = (ctypes.c_uint64 * len(COUNTS))()
         self._runtime.mie_emu_counts(numbers)
         now = dict(zip(COUNTS, numbers, strict=True))
         self.counters.setdefault(kernel, Counter()).update(now, launches=1)
+        products = (ctypes.c_uint64 * num_blocks)()
+        self._runtime.mie_emu_products(products)
+        self.products[kernel] = list(products)
 
     def _fault(self) -> str:
         """Return the runtime's message, with block, thread and source line."""

@@ -282,7 +282,7 @@ int run(const Launch& launch, void (*entry)(void*), void* argument, const void* 
   Search search{reinterpret_cast<uintptr_t>(kernel_address)};
   if (!dl_iterate_phdr(look_at, &search)) abort();
   if (launch.is_checked) start_checked_launch(blocks);
-  if (launch.is_counted) start_counted_launch();
+  if (launch.is_counted) start_counted_launch(blocks);
 
   SignalGuard guard(launch.limit_ms);
   for (uint64_t i = 0; i < blocks && !runtime.has_failed; ++i) {

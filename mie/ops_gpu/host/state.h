@@ -17,6 +17,11 @@ struct Copy {  // a pending cp.async
   int group;
 };
 
+struct Loads {  // of global memory by a thread, in bytes: count.cpp
+  uint64_t bytes, products;
+  uint64_t at_products, at_last;  // the bytes at each product, summed, and at the last
+};
+
 struct Fiber : Thread {
   void* stack_pointer;
   State state;
@@ -27,6 +32,7 @@ struct Fiber : Thread {
   uint32_t clock[32];  // what this lane knows of each lane; its own entry counts its barriers
   int open_group;      // the open group of cp.async; lower ones are committed
   std::vector<Copy> copies;
+  Loads loads;
 };
 
 // Lanes that wait for the others of their mask. It is free if none has arrived.
@@ -117,7 +123,7 @@ uintptr_t device_address(uintptr_t address);  // as if arrays were aligned like 
 
 // count.cpp
 enum class Kind { MATRIX, COPY, SHARED, COPY_SOURCE, GLOBAL };
-void start_counted_launch();
+void start_counted_launch(uint64_t blocks);
 void start_counted_block();
 void end_counted_block();
 void count_lane(Kind kind, uintptr_t address, size_t size);
