@@ -7,8 +7,8 @@ program.
 from collections.abc import Mapping
 
 ONE_DEVICE = (
-    "mie computes on one device in one process; backend and CUDA_VISIBLE_DEVICES select the "
-    "device, and numactl binds the process to CPUs"
+    "mie computes on one machine, and tensor_parallel_size divides a model among processes; "
+    "backend and CUDA_VISIBLE_DEVICES select the device, and numactl binds processes to CPUs"
 )
 TEXT_ONLY = "mie generates text from text; run embedding, multimodal and other models with vLLM"
 LORA = "adapters are loaded into slots in float32, and stay until they are removed"
@@ -50,7 +50,7 @@ FAMILIES = "a family is a row in mie.checkpoint.families (docs/howto/model-famil
 NEUTRAL: Mapping[str, Mapping[str, str]] = {
     "EngineArgs AsyncEngineArgs": {
         ONE_DEVICE: (
-            "device=auto tensor_parallel_size=1 pipeline_parallel_size=1 data_parallel_size=1 "
+            "device=auto pipeline_parallel_size=1 data_parallel_size=1 "
             "decode_context_parallel_size=1 prefill_context_parallel_size=1 "
             "enable_expert_parallel=False distributed_executor_backend=None|mp|uni "
             "disable_custom_all_reduce=False|* all2all_backend=allgather_reducescatter "

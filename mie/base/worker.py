@@ -46,8 +46,16 @@ class Worker:
     The process ends with its parent, or when this object is collected.
     """
 
-    def __init__(self, module: str, packages: Sequence[str], *arguments: object) -> None:
+    def __init__(
+        self,
+        module: str,
+        packages: Sequence[str],
+        *arguments: object,
+        inherited: Sequence[int] = (),
+    ) -> None:
         """Start ``main(*arguments)`` of a module in an isolated Python that finds ``packages``.
+
+        The process also has the file descriptors ``inherited``, with their numbers.
 
         Raises:
             WorkerError: the process cannot be started.
@@ -66,6 +74,7 @@ class Worker:
                     stderr=subprocess.DEVNULL,
                     cwd="/",
                     env=_environment(),
+                    pass_fds=inherited,
                     start_new_session=True,  # Ctrl-C must not reach it.
                 )
             except BaseException as error:

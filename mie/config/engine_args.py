@@ -54,6 +54,7 @@ class ModelSettings:
     tokenizer_revision: str | None = None
     download_dir: str | os.PathLike[str] | None = None
     use_tqdm_on_load: bool = True
+    tensor_parallel_size: int = 1
     num_gpu_blocks_override: int | None = None
     lora_modules: Mapping[str, str] | Sequence[str | Mapping[str, str]] | None = None
     trace: TextIO | None = None
@@ -70,7 +71,6 @@ if TYPE_CHECKING:
         """
 
         trust_remote_code: bool = False
-        tensor_parallel_size: int = 1
         pipeline_parallel_size: int = 1
         data_parallel_size: int = 1
         distributed_executor_backend: str | None = None

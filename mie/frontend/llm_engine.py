@@ -56,7 +56,7 @@ class LLMEngine:
             defaults=parts.generation.sampling,
             constraints=parts.grammars,
         )
-        survives_fork = parts.engine.backend != "cupy"
+        survives_fork = parts.engine.backend != "cupy" and engine_args.tensor_parallel_size == 1
         self.loop = EngineLoop(parts.engine, parts.tokenizer, survives_fork=survives_fork)
         self._collector = self.loop.new_collector()
         self._tokenizer: PretrainedTokenizer | None = None

@@ -335,8 +335,8 @@ class EngineLoop:
             )
         if not self._survives_fork:
             raise EngineDeadError(
-                "this process was forked after the model was loaded on a GPU, and CUDA does "
-                "not survive a fork (load the model after the fork)"
+                "this process was forked after the model was loaded on a GPU or on several ranks, "
+                "which do not survive a fork (load the model after the fork)"
             )
         self.inbox.clear()
         self.processor.drop_all()

@@ -1,9 +1,10 @@
 """Choose and load a backend."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from mie.base.resources import available_cpus
 from mie.config.engine import EngineConfig, EngineSettings
 from mie.config.settings import AUTO_BACKENDS, settings_of
 from mie.config.settings import BACKENDS as BACKENDS
@@ -12,6 +13,7 @@ from mie.load.opened import OpenedModel
 from mie.load.settings import LoadSettings
 from mie.ops.backend import Backend
 from mie.ops.kv_cache import HALVES
+from mie.ranks.backend import RankBackend
 
 SETTINGS: dict[str, tuple[str, ...]] = {
     backend: tuple(
@@ -37,17 +39,50 @@ class ChosenBackend:
 def choose_backend(
     opened: OpenedModel, settings: LoadSettings, tell: Callable[[str], object] = str
 ) -> ChosenBackend:
-    """Load the backend that the settings name, for the model. See `load_backend`."""
+    """Load the backend that the settings name, for the model. See `load_backend`.
+
+    Without ``num_threads``, ranks have equal shares of the CPUs.
+    """
+    num_ranks, config = settings.tensor_parallel_size, settings.engine
+    if num_ranks > 1:
+        check_ranks(settings)
+        config = replace(config, num_threads=config.num_threads or threads_of_rank(num_ranks))
     backend = load_backend(
         settings.backend,
         settings.dtype,
-        settings.engine,
+        config,
         checkpoint_dtype=opened.config.dtype,
         weights_dtype=opened.widest_dtype,
         tell=tell,
     )
     kept = HALVES.get(settings.dtype) if backend.name in AUTO_BACKENDS else None
+    if opened.share is not None and opened.whole is not None:
+        ranked: Any = RankBackend(backend, opened.share, opened.whole)
+        backend = ranked
     return ChosenBackend(backend=backend, kept_dtype=kept)
+
+
+def threads_of_rank(num_ranks: int) -> int:
+    """Return the number of threads of each of so many ranks, by default."""
+    return max(1, available_cpus() // num_ranks)
+
+
+def check_ranks(settings: LoadSettings) -> None:
+    """Raise `ConfigError` for settings that several ranks do not have."""
+    size, config = settings.tensor_parallel_size, settings.engine
+    if settings.backend not in ("auto", *AUTO_BACKENDS):
+        raise ConfigError(
+            f"tensor_parallel_size is {size}; backend {settings.backend!r} computes in one process "
+            "(leave it out, or use backend='jit' or 'numpy')"
+        )
+    for name, value in (
+        ("prefix_cache_dir", config.prefix_cache_dir),
+        ("enable_lora", config.enable_lora),
+    ):
+        if value:
+            raise ConfigError(
+                f"{name} is not supported with tensor_parallel_size={size} (leave one of them out)"
+            )
 
 
 def load_backend(

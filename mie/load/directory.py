@@ -166,7 +166,8 @@ class ModelsDirectory:
         config = settings.engine
         opened = open_model(path, settings, load_model_config(path, args.hf_overrides))
         backend = choose_backend(opened, settings).backend
-        memory = replace(backend.memory(), available_bytes=self.memory_bytes)
+        of_each = self.memory_bytes // settings.tensor_parallel_size
+        memory = replace(backend.memory(), available_bytes=of_each)
         plan = plan_memory(config, opened.config, backend, opened.forms, memory)
         own: dict[str, Any] = {"model": str(path)}
         if config.num_blocks is None:

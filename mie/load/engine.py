@@ -4,20 +4,16 @@ This is the only place that wires the parts together.
 """
 
 import logging
-import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from mie.base.arithmetic import ceil_div
 from mie.base.logs import PreemptionWarnings
 from mie.checkpoint.gguf.header import GgufHeader
-from mie.checkpoint.weights import check_tied_head
 from mie.config.engine import EngineConfig
 from mie.config.speculation import speculation_of
 from mie.disk.mover import Mover
@@ -33,28 +29,26 @@ from mie.errors import ConfigError
 from mie.events import EventLog
 from mie.load.adapters import Adapters
 from mie.load.backends import ChosenBackend, choose_backend
+from mie.load.device import load_device_part, prepare
 from mie.load.disk import NewStore, both, disk_tier
 from mie.load.fit import fitting_plan
 from mie.load.opened import OpenedModel, open_model
+from mie.load.ranks import Order, Ranks, directory_of
 from mie.load.settings import LoadSettings
-from mie.load.sizing import MemoryPlan, cache_shape, step_size
+from mie.load.sizing import MemoryPlan
 from mie.memory.layers.part import Part
 from mie.memory.layers.states import States
 from mie.memory.layers.window import Window
 from mie.memory.layers.windows import Windows
 from mie.memory.manager import KVCacheManager
 from mie.model.config import ModelConfig
-from mie.model.decoder import Decoder
 from mie.model.layers.adapters import AdapterSlots
-from mie.ops.backend import Array, Backend
+from mie.ops.backend import Backend
 from mie.sched.scheduler import Scheduler
 from mie.sched.speculation import Drafter
 from mie.speculate.costs import costs_of
 from mie.speculate.drafter import LookupDrafter
 from mie.speculate.rule import RowCosts
-
-Count = Callable[[int], object]
-"""Counts the work that was done since the last call."""
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +85,12 @@ def load_engine(
     plan = fitting_plan(opened, chosen.backend, settings)
     warn_of_fewer_seqs(settings.engine, plan.config)
     logger.info("settings of the engine: %r", plan.config)
+    ranks = None
+    if opened.whole is not None:
+        order = Order(
+            directory=directory_of(directory), settings=settings, model=opened.whole, plan=plan
+        )
+        ranks = Ranks(cast(Any, chosen.backend), order)
     engine = build_engine(
         opened,
         chosen,
@@ -101,6 +101,8 @@ def load_engine(
         use_tqdm=use_tqdm,
         new_store=new_store,
     )
+    if ranks is not None:
+        ranks.wait_until_ready()
     if engine.max_model_len < plan.max_model_len:
         text = (
             "a prompt and its answer have at most %d tokens: the KV cache holds no more, and "
@@ -166,34 +168,26 @@ def build_engine(
         if config.enable_lora:
             sizes_of_slots = config.max_loras, config.max_lora_rank
             slots = AdapterSlots(backend.adapters, model, *sizes_of_slots)
-        decoder = _load_decoder(opened, chosen, plan, use_tqdm, slots)
-        kv_cache, host_cache = _new_caches(plan, model, backend)
-        states = _new_states(plan, model, backend)
+        part = load_device_part(opened, chosen, plan, use_tqdm=use_tqdm, adapters=slots)
         model_runner = ModelRunner(
-            decoder,
-            kv_cache,
-            host_cache,
+            part.decoder,
+            part.kv_cache,
+            part.host_cache,
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             max_blocks_per_seq=ceil_div(plan.num_positions, config.block_size),
             constraints=constraints,
             max_forced_run=config.max_forced_run,
-            states=states,
+            states=part.states,
             num_groups=plan.layout.num_groups,
         )
-    backend.prepare(
-        lambda number: _progress_bar(
-            use_tqdm, total=number, desc="compiling kernels", unit="kernel"
-        ),
-        partial(decoder.forward, kv_cache=kv_cache, states=states),
-        step_size(config, model, plan.num_positions, plan.layout.num_groups),
-    )
+    prepare(part, plan, model, use_tqdm=use_tqdm)
     runner: Runner = model_runner
     if config.async_scheduling:
         runner = OverlappingRunner(model_runner, scheduler.ahead)
     sizes = {
-        "mie:weights_bytes": plan.weight_bytes,
-        "mie:kv_bytes": plan.num_blocks * plan.block_bytes,
+        "mie:weights_bytes": plan.num_ranks * plan.weight_bytes,
+        "mie:kv_bytes": plan.num_ranks * plan.num_blocks * plan.block_bytes,
         "mie:answer_bytes": plan.answer_bytes,
     }
     engine = Engine(
@@ -213,8 +207,8 @@ def build_engine(
     if tier is not None:
         mover = Mover(
             backend=backend,
-            kv_cache=kv_cache,
-            states=states,
+            kv_cache=part.kv_cache,
+            states=part.states,
             host_blocks=model_runner.host_blocks,
             host_states=model_runner.host_states,
         )
@@ -287,65 +281,3 @@ def new_scheduler(
     scheduler = Scheduler(config, manager, max_model_len, log.emit, drafter)
     log.start(lambda: scheduler_snapshot(scheduler))
     return scheduler
-
-
-def _load_decoder(
-    opened: OpenedModel,
-    chosen: ChosenBackend,
-    plan: MemoryPlan,
-    use_tqdm: bool,
-    adapters: AdapterSlots | None,
-) -> Decoder:
-    with opened.weights as weights:
-        if opened.config.tie_word_embeddings:
-            check_tied_head(weights)
-        bar = _progress_bar(
-            use_tqdm,
-            total=weights.nbytes,
-            desc="loading weights",
-            unit="B",
-            unit_scale=True,
-            delay=0.5,
-        )
-        with bar as progress:
-            return Decoder(
-                opened.config,
-                chosen.backend,
-                weights,
-                plan.num_positions,
-                progress,
-                chosen.kept_dtype,
-                plan.layout,
-                adapters,
-            )
-
-
-def _new_caches(plan: MemoryPlan, model: ModelConfig, backend: Backend) -> tuple[Array, Array]:
-    """Allocate the KV cache, and the host's if the plan has one."""
-    shape = cache_shape(model, plan.num_blocks, plan.config.block_size, plan.layout)
-    host_shape = replace(shape, num_blocks=plan.num_host_blocks)
-    host_cache = backend.new_host_cache(host_shape) if plan.num_host_blocks else None
-    return backend.new_kv_cache(shape), host_cache
-
-
-def _new_states(plan: MemoryPlan, model: ModelConfig, backend: Backend) -> Array:
-    """Allocate the states of recurrent layers, or return None if there are none."""
-    if model.recurrent is None:
-        return None
-    num_layers = model.layers_recurrent.count(True)
-    return backend.recurrent.new_state_cache(model.recurrent.shape, num_layers, plan.num_states)
-
-
-@contextmanager
-def _progress_bar(is_wanted: bool, **options: Any) -> Iterator[Count]:
-    """Show a bar with options of tqdm on a terminal, and take it away at the end.
-
-    Do nothing elsewhere.
-    """
-    if not is_wanted or not sys.stderr.isatty():
-        yield lambda num_new: None
-        return
-    from tqdm import tqdm
-
-    with tqdm(**options, leave=False) as bar:
-        yield bar.update

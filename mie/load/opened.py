@@ -18,6 +18,7 @@ from mie.errors import ConfigError, shown
 from mie.load.settings import LoadSettings
 from mie.model.config import ModelConfig
 from mie.ops.weights.quantised import Form
+from mie.ranks.share import Share, check_divides
 
 ROUNDED: dict[str, Form] = {
     "int8": Form(codes="int8", group=32, has_offsets=False),
@@ -37,6 +38,10 @@ class OpenedModel:
 
     config: ModelConfig
     weights: Checkpoint
+    share: Share | None = None
+    """The part of the model that a rank has, or None if there are no ranks."""
+    whole: ModelConfig | None = None
+    """The configuration of the whole model, if ``config`` has the sizes of a part."""
 
     @property
     def forms(self) -> Mapping[str, Form]:
@@ -51,11 +56,14 @@ class OpenedModel:
 
 
 def open_model(
-    directory: Path | GgufHeader, settings: LoadSettings, config: ModelConfig | None = None
+    directory: Path | GgufHeader,
+    settings: LoadSettings,
+    config: ModelConfig | None = None,
+    rank: int = 0,
 ) -> OpenedModel:
     """Open the model in a directory, or a GGUF file, or of its header.
 
-    ``config`` replaces the file's.
+    ``config`` replaces the file's. With ``tensor_parallel_size``, the result is the part of a rank.
 
     Raises:
         ConfigError: a setting does not fit the weights.
@@ -70,7 +78,12 @@ def open_model(
     weights = quantised(weights, config, settings.quantization, settings.head_dtype)
     if settings.engine.activations == "int8":
         check_has_integers(weights.forms, config)
-    return OpenedModel(config=config, weights=weights)
+    if settings.tensor_parallel_size == 1:
+        return OpenedModel(config=config, weights=weights)
+    check_divides(config, settings.tensor_parallel_size)
+    share = Share(rank, settings.tensor_parallel_size)
+    own = share.config(config), share.checkpoint(weights, config)
+    return OpenedModel(config=own[0], weights=own[1], share=share, whole=config)
 
 
 def check_has_integers(forms: Mapping[str, Form], model: ModelConfig) -> None:

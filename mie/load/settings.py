@@ -22,11 +22,12 @@ class LoadSettings:
     """The source of the weights: "auto" are files, and "dummy" random numbers from the seed."""
     quantization: str | None = None
     head_dtype: str = "auto"
+    tensor_parallel_size: int = 1
 
     @classmethod
     def of(cls, args: EngineArgs) -> LoadSettings:
         """Return the settings among the arguments of `LLM`."""
-        own = ("backend", "load_format", "quantization", "head_dtype")
+        own = ("backend", "load_format", "quantization", "head_dtype", "tensor_parallel_size")
         values = {name: getattr(args, name) for name in own}
         return cls(engine=args.engine_config(), dtype=args.dtype_name, **values)
 

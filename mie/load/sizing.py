@@ -77,6 +77,8 @@ class MemoryPlan:
     num_host_states: int
     """Slots for the states of swapped-out sequences."""
     layout: CacheLayout
+    num_ranks: int = 1
+    """Number of ranks. All sizes are of each rank, and the memory is its share."""
     window: Window | None
     """The window of layers with blocks to free behind it, if the layout has groups."""
 
@@ -106,9 +108,9 @@ class MemoryPlan:
 
     @property
     def total_bytes(self) -> int:
-        """The bytes that the model takes."""
+        """The bytes that the model takes in all ranks."""
         left = self.left_bytes - self.num_blocks * self.block_bytes
-        return self.memory.available_bytes - left
+        return self.num_ranks * (self.memory.available_bytes - left)
 
     @property
     def answer_bytes(self) -> int:
@@ -164,8 +166,9 @@ class MemoryPlan:
             rows.append((f"{self.num_states} slots of states", self.num_states * self.state_bytes))
         if self.host_bytes and self.memory.is_shared:
             rows.append((f"host memory for {self.num_host_blocks} swapped blocks", self.host_bytes))
-        rows.append(("total", sum(num_bytes for _, num_bytes in rows)))
-        rows.append(("available", self.memory.available_bytes))
+        of_each = f" of each of {self.num_ranks} ranks" if self.num_ranks > 1 else ""
+        rows.append((f"total{of_each}", sum(num_bytes for _, num_bytes in rows)))
+        rows.append((f"available{of_each and ' to each'}", self.memory.available_bytes))
         if self.fits:
             rows.append(("log-probabilities of answers, at most", self.answer_bytes))
         width = max(len(name) for name, _ in rows)
@@ -234,6 +237,7 @@ def plan_memory(
         num_host_states=num_host_states,
         layout=layout,
         window=window,
+        num_ranks=getattr(backend, "num_ranks", 1),
     )
 
 

@@ -1,7 +1,8 @@
 """Record the operators of a forward pass as a program, and bind it to memory.
 
 A program is an array of instructions: the address of a kernel, how many tiles of work it has, and
-its arguments. The number of tiles follows from the step, so one program serves every batch.
+its arguments. The number of tiles follows from the step, so one program serves every batch. A call
+of a function of the host has the place of an instruction.
 """
 
 from __future__ import annotations
@@ -65,6 +66,9 @@ class Value:
 
 Argument = Value | NDArray[Any] | int | float | None
 
+HostFunction = Callable[[Floats, Floats, Floats | None], object]
+"""A function of the host that fills its first argument from the others."""
+
 
 def room_for(num_rows: int) -> int:
     """Return the number of rows of buffers that hold ``num_rows``."""
@@ -89,6 +93,8 @@ class Program:
         """The most memory that one of its kernels needs for a thread."""
         self.rounded: dict[tuple[Storage, str], Value] = {}
         """Results rounded to 8 bits, by the result and the kernel that rounds it."""
+        self.calls: dict[int, tuple[HostFunction, Value, Value, Value | None]] = {}
+        """The calls of functions of the host, by the number of their instruction."""
         self._address_of = address_of
         self._rows: list[list[int]] = []
         self._uses: list[tuple[int, int, Storage]] = []  # instruction, word, storage
@@ -123,6 +129,22 @@ class Program:
         row = [self._address_of(kernel), count, size, factor]  # as `layout` numbers them
         row += [self._word(argument, word) for word, argument in enumerate(arguments, ARGUMENTS)]
         self._rows.append(row + [0] * (INSTRUCTION_WORDS - len(row)))
+
+    def call(
+        self, function: HostFunction, x: Value, width: int, added: Value | None = None
+    ) -> Value:
+        """Call a function of the host between two instructions. Return its result [T, width]."""
+        out = self.value(x.storage.rows, width)
+        given = out, x, added
+        words = [self._word(each, word) for word, each in enumerate(given, ARGUMENTS)]
+        self.calls[len(self._rows)] = function, *given
+        self._rows.append([0] * ARGUMENTS + words + [0] * (INSTRUCTION_WORDS - ARGUMENTS - 3))
+        return out
+
+    def run_call(self, number: int) -> None:
+        """Call the function that has this number among the instructions."""
+        function, out, x, added = self.calls[number]
+        function(self.array(out), self.array(x), None if added is None else self.array(added))
 
     def choose(self, num_chosen: int) -> None:
         """Set the number of experts of a token."""

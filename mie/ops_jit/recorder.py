@@ -86,10 +86,13 @@ class Recorder:
         """Run a program with the lengths that it has now."""
         program.bind()
         self.header.words[[*program.lengths]] = [*program.lengths.values()]
-        team = self.team_for(program)
-        for first in range(0, len(program), segment):
-            end = min(first + segment, len(program))
-            team.run(program.words, self.header.words, first, end)
+        team, begin = self.team_for(program), 0
+        for stop in (*program.calls, len(program)):
+            for first in range(begin, stop, segment):
+                team.run(program.words, self.header.words, first, min(first + segment, stop))
+            if stop in program.calls:
+                program.run_call(stop)
+            begin = stop + 1
 
     def team_for(self, program: Program) -> Team:
         """Return a team whose threads have enough memory for a program."""

@@ -14,6 +14,7 @@ from mie.ops.layers.operators import (
     ExpertWeights,
     RecurrentOperators,
     RecurrentWeights,
+    Whole,
 )
 from mie.ops.layers.recurrent import StateCache, runs, slots_of
 from mie.ops.layers.recurrent_shape import RecurrentShape
@@ -23,10 +24,13 @@ RULES: dict[str, Callable[..., Floats]] = {"delta": recurrent.gated_delta, "mamb
 
 
 class NumpyExperts(ExpertOperators):
-    """The operators of sparse layers. They multiply by the matrices of a backend."""
+    """The operators of sparse layers. They multiply by the matrices of a backend.
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    ``whole`` returns a result [_, N] of which the matrices of experts may have given a part.
+    """
+
+    def __init__(self, backend: Backend, whole: Whole = lambda x, width: x) -> None:
+        self._backend, self._whole = backend, whole
 
     def route(self, x: Floats, weights: ExpertWeights) -> Floats:
         logits = self._backend.linear(x, weights.router)
@@ -42,7 +46,7 @@ class NumpyExperts(ExpertOperators):
         def results(expert: int, rows: Floats) -> Floats:
             gate_up = backend.linear(rows, weights.gate_up[expert])
             gated = backend.activate(gate_up, weights.activation)
-            y: Floats = backend.linear(gated, weights.down[expert])
+            y: Floats = self._whole(backend.linear(gated, weights.down[expert]), x.shape[-1])
             return y
 
         return experts.experts(x, routed, results, residual)

@@ -3,13 +3,16 @@
 `Backend.experts` and `Backend.recurrent` have them. A model without such layers needs neither.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mie.ops.activation import Activation
 from mie.ops.backend import Array, StepBatch
 from mie.ops.layers.recurrent_shape import RecurrentShape
+
+Whole = Callable[[Array, int], Array]
+"""Returns a result [T, N] with all of its N columns, if an operator gave a part of them."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -98,9 +98,9 @@ def test_vllms_other_options_are_known_but_not_shown() -> None:
     for name in NAMES_OF_VLLM.keys() - {"device"}:
         assert commands(parser)[option(name)].dest == name
         assert f"{option(name)} " not in shown
-    words = "--tensor-parallel-size 1 --trust-remote-code --no-enable-lora"
+    words = "--pipeline-parallel-size 1 --trust-remote-code --no-enable-lora"
     given = engine_options(parser.parse_args(words.split()))
-    assert given == {"tensor_parallel_size": 1, "trust_remote_code": True, "enable_lora": False}
+    assert given == {"pipeline_parallel_size": 1, "trust_remote_code": True, "enable_lora": False}
     EngineArgs(**given)
 
 

@@ -320,8 +320,8 @@ def test_a_neutral_value_is_accepted_and_another_is_refused(owner, name, llm, as
 
 def test_no_value_but_those_listed_is_neutral():
     for value in (0, 2, True, None, "1", [1]):
-        with pytest.raises(ConfigError, match="tensor_parallel_size is not supported: mie comp"):
-            EngineArgs(tensor_parallel_size=value)  # type: ignore[arg-type]  # as a caller might
+        with pytest.raises(ConfigError, match="pipeline_parallel_size is not supported: mie comp"):
+            EngineArgs(pipeline_parallel_size=value)  # type: ignore[arg-type]  # as a caller might
     given: Any = {"cpu_offload_gb": 0.0, "offload_params": set()}
     assert EngineArgs(**given) == EngineArgs()
 

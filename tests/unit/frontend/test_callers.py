@@ -248,7 +248,7 @@ def test_a_forked_child_is_refused_the_gpu_at_once(llm, monkeypatch):
     monkeypatch.setattr(llm.loop, "_survives_fork", False)
 
     def child():
-        with pytest.raises(EngineDeadError, match="CUDA does not survive a fork"):
+        with pytest.raises(EngineDeadError, match="which do not survive a fork"):
             llm.generate(PROMPTS[0], params(), use_tqdm=False)
 
     assert exit_code_of_child(child) == 0

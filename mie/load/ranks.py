@@ -1,0 +1,186 @@
+"""Start the processes of the other ranks of an engine, and run a rank in one of them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mie.base import worker_side
+from mie.base.worker import Worker, WorkerEnded, WorkerSilent
+from mie.checkpoint.gguf.header import GgufHeader
+from mie.errors import WorkerError
+from mie.load.backends import choose_backend
+from mie.load.device import load_device_part, prepare
+from mie.load.opened import open_model
+from mie.load.settings import LoadSettings
+from mie.load.sizing import MemoryPlan
+from mie.model.config import ModelConfig
+from mie.ops.backend import Array, StepBatch
+from mie.ranks.backend import RankBackend
+from mie.ranks.exchange import Abandoned, Exchange
+
+_PROGRAM = "mie.load.rank_program"
+_OF_ENVIRONMENT = ("HOME", "MIE_", "NUMBA_", "OMP_", "OPENBLAS_", "TMPDIR", "XDG_")
+"""Beginnings of the names of variables that a rank needs as rank 0 has them."""
+_SECONDS_TO_START = 60.0
+_SECONDS_TO_EXPLAIN = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Order:
+    """Everything that a rank needs to load its part."""
+
+    directory: Path
+    settings: LoadSettings
+    model: ModelConfig
+    plan: MemoryPlan
+
+
+class Ranks:
+    """The processes of all ranks but 0. They end with this object, or with this process."""
+
+    def __init__(self, backend: RankBackend, order: Order) -> None:
+        """Start the processes. They load their parts while this one loads its own.
+
+        Raises:
+            WorkerError: a process cannot be started.
+        """
+        self.num_ranks = backend.share.num_ranks
+        self._workers: list[Worker] = []
+        self._fault: str | None = None
+        size = backend.exchange_bytes()
+        file = os.memfd_create("mie-ranks")
+        try:
+            os.ftruncate(file, size)
+            self._exchange = Exchange(mmap.mmap(file, size), backend.share, self.check)
+            self._exchange.set_up()
+            backend.connect(self._exchange)
+            data = pickle.dumps(order, pickle.HIGHEST_PROTOCOL)
+            names = [name for name in os.environ if name.startswith(_OF_ENVIRONMENT)]
+            environment = {name: os.environ[name] for name in names}
+            for rank in range(1, self.num_ranks):
+                packages = ("numpy", "ml_dtypes")
+                worker = Worker(_PROGRAM, packages, rank, file, os.getpid(), inherited=(file,))
+                self._workers.append(worker)
+                deadline = time.monotonic() + _SECONDS_TO_START
+                worker.send(pickle.dumps((sys.path, environment)), deadline)
+                worker.send(data, deadline)
+        finally:
+            os.close(file)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids."""
+        return [worker.pid for worker in self._workers]
+
+    def check(self) -> None:
+        """Raise `WorkerError` if a rank has ended. The others are then ended too."""
+        if self._fault is None:
+            ended = [rank for rank, each in enumerate(self._workers, 1) if not each.is_alive()]
+            if not ended:
+                return
+            reason = self._reason(self._workers[ended[0] - 1])
+            self._fault = f"rank {ended[0]} of {self.num_ranks} has ended: {reason}"
+            self.end()
+        raise WorkerError(self._fault)
+
+    def wait_until_ready(self) -> None:
+        """Wait until all ranks have loaded their parts."""
+        with self._exchange.command("ready"):
+            pass
+
+    def end(self) -> None:
+        """End the processes."""
+        for worker in self._workers:
+            worker.end()
+
+    @staticmethod
+    def _reason(worker: Worker) -> str:
+        """Return the last words of a process that has ended."""
+        try:
+            return worker.receive(time.monotonic() + _SECONDS_TO_EXPLAIN).decode()
+        except (WorkerEnded, WorkerSilent) as error:
+            return str(error) or "without a reason"
+
+
+def run_rank(rank: int, file: int, parent: int) -> None:
+    """Load a part of a model as rank 0 orders, and run its commands until it ends."""
+    data = worker_side.read_message()
+    if data is None:
+        return
+    order: Order = pickle.loads(data)
+    memory = mmap.mmap(file, os.fstat(file).st_size)
+    os.close(file)
+    serve(order, rank, memory, partial(_check_parent, parent))
+
+
+def serve(order: Order, rank: int, memory: mmap.mmap, check: Callable[[], object]) -> None:
+    """Load a rank's part, and run commands until the command "end"."""
+    opened = open_model(order.directory, order.settings, order.model, rank)
+    chosen = choose_backend(opened, order.settings)
+    backend: Any = chosen.backend
+    backend.connect(Exchange(memory, backend.share, check))
+    part = load_device_part(opened, chosen, order.plan)
+    prepare(part, order.plan, opened.config, use_tqdm=False)
+    follower = Follower(backend, part.forward, part.states)
+    follower.run()
+
+
+class Follower:
+    """Runs the commands of rank 0 in another rank."""
+
+    def __init__(
+        self, backend: RankBackend, forward: Callable[[StepBatch], Array], states: Any
+    ) -> None:
+        self._backend, self._forward, self._states = backend, forward, states
+
+    def run(self) -> None:
+        """Run commands until the command "end"."""
+        exchange = self._backend.exchange
+        while True:
+            try:
+                name, arguments = exchange.receive()
+                if name == "end":
+                    return
+                getattr(self, name)(*arguments)
+            except Abandoned:
+                exchange.rejoin()
+
+    def ready(self) -> None:
+        """Do nothing. Rank 0 has waited until this rank has loaded its part."""
+
+    def run_step(self, batch: StepBatch) -> None:
+        """Run the rank's part of a step."""
+        self._backend.run_own_step(self._forward, batch)
+
+    def move_blocks(self, source: int, target: int, src: Any, dst: Any) -> None:
+        """Move the rank's part of blocks, between caches by their numbers."""
+        caches = self._backend.caches
+        self._backend.inner.move_blocks(caches[source], caches[target], src, dst)
+
+    def copy_states(self, src: Any, dst: Any) -> None:
+        """Copy recurrent states."""
+        self._backend.inner.recurrent.copy_states(self._states, src, dst)
+
+    def import_state(self, slot: int, data: bytes) -> None:
+        """Fill a slot with recurrent states."""
+        self._backend.inner.recurrent.import_state(self._states, slot, data)
+
+
+def directory_of(directory: Path | GgufHeader) -> Path:
+    """Return the path of a model, for a process in another directory."""
+    return (directory.path if isinstance(directory, GgufHeader) else directory).absolute()
+
+
+def _check_parent(parent: int) -> None:
+    """End this process if rank 0 has ended."""
+    if os.getppid() != parent:
+        os._exit(1)

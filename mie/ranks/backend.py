@@ -1,0 +1,243 @@
+"""Put a backend with a rank's part of a model among the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from mie.model.config import ModelConfig
+from mie.ops.arrays import Bools, Floats
+from mie.ops.backend import (
+    Array,
+    Backend,
+    Form,
+    HeadWeights,
+    KVCacheShape,
+    Memory,
+    StepBatch,
+    StepSize,
+)
+from mie.ops.layers.numpy_layers import NumpyExperts
+from mie.ops.numpy_backend import NumpyLinear
+from mie.ops.weights.packed import PackedMatrix
+from mie.ranks.exchange import Exchange, memory_bytes
+from mie.ranks.share import Share
+
+
+class RankBackend:
+    """Passes every call on to ``inner``, the backend of one rank, and gathers results.
+
+    A product with a divided matrix gives a part of the outputs. The part is gathered where an
+    operator needs all of them: the inputs of a product, and what is added to the hidden states.
+    Attention, gates and activations compute with the parts. Hidden states are whole in every rank.
+
+    In rank 0 the runner calls this backend. `run_step` and the methods that change caches also
+    make the other ranks do the same (`mie.load.ranks`).
+    """
+
+    def __init__(self, inner: Backend, share: Share, model: ModelConfig) -> None:
+        """``model`` has the sizes of the whole model. `connect` must come before any operator."""
+        self.inner, self.share = inner, share
+        self.exchange: Exchange
+        self.caches: list[Array] = []
+        """The KV cache and the host's cache, in the order of their allocation."""
+        self._vocab_size = model.vocab_size
+        self._whole = model
+        self._is_own: Bools = np.empty(0, bool)  # whether the rank has each token's embedding
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of ranks."""
+        return self.share.num_ranks
+
+    def connect(self, exchange: Exchange) -> None:
+        """Set the memory that the ranks share."""
+        self.exchange = exchange
+
+    # Sizes. Ranks on one machine have equal shares of its memory.
+
+    def memory(self) -> Memory:
+        memory = self.inner.memory()
+        return replace(memory, available_bytes=memory.available_bytes // self.share.num_ranks)
+
+    def weight_bytes(self, shape: tuple[int, ...], form: Form | None = None) -> int:
+        """Return the bytes of a tensor. The plan has whole tables of the vocabulary."""
+        if len(shape) == 2 and shape[0] == self._vocab_size:
+            shape = (len(self.share.part(shape[0])), shape[1])
+        return self.inner.weight_bytes(shape, form)
+
+    def step_bytes(self, size: StepSize) -> int:
+        """Return the bytes of a step, in which results are whole once they are gathered."""
+        ranks, model = self.share.num_ranks, self._whole
+        whole = replace(
+            size,
+            num_heads=ranks * size.num_heads,
+            intermediate_size=ranks * size.intermediate_size + ranks,
+            expert_size=model.experts.size if model.experts else 0,
+            cache=replace(size.cache, num_kv_heads=model.num_kv_heads),
+        )
+        return self.inner.step_bytes(whole) + self.exchange_bytes() // ranks
+
+    def exchange_bytes(self) -> int:
+        """Return the size of the shared memory."""
+        model = self._whole
+        inner = max(map(model.mlp_size, range(model.num_layers)))
+        inner = max(inner, model.experts.size if model.experts else 0)
+        widest = max(model.vocab_size, model.hidden_size, inner, model.num_heads * model.head_dim)
+        return memory_bytes(self.share.num_ranks, 8 * widest)  # a float64 at most
+
+    # Caches.
+
+    def new_kv_cache(self, shape: KVCacheShape) -> Array:
+        self.caches.append(self.inner.new_kv_cache(shape))
+        return self.caches[-1]
+
+    def new_host_cache(self, shape: KVCacheShape) -> Array:
+        self.caches.append(self.inner.new_host_cache(shape))
+        return self.caches[-1]
+
+    def move_blocks(
+        self, source: Array, target: Array, src: Sequence[int], dst: Sequence[int]
+    ) -> None:
+        numbers = [
+            next(i for i, cache in enumerate(self.caches) if cache is each)
+            for each in (source, target)
+        ]
+        with self.exchange.command("move_blocks", *numbers, src, dst):
+            self.inner.move_blocks(source, target, src, dst)
+
+    # Operators.
+
+    def embed(self, token_ids: Array, embedding: Array, scale: float = 1.0) -> Array:
+        """Look up the embeddings that the rank has, and gather the rows of the others."""
+        x = self.inner.embed(token_ids, embedding, scale)
+        return self._exchanged(self._pick, x, x.shape[-1])
+
+    def _pick(self, out: Floats, x: Floats, added: None) -> None:
+        self.exchange.pick(out, x, self._is_own)
+
+    def linear(self, x: Array, weight: Array, residual: Array | None = None) -> Array:
+        num_outputs, num_inputs = _shape(weight)
+        x = self.whole(x, num_inputs)
+        if residual is None or residual.shape[-1] == num_outputs:
+            return self.inner.linear(x, weight, residual)
+        y = self.inner.linear(x, weight)
+        return self._exchanged(self.exchange.gather, y, residual.shape[-1], residual)
+
+    def norm_add(self, x: Array, weight: Array, eps: float, residual: Array) -> Array:
+        return self.inner.norm_add(self.whole(x, residual.shape[-1]), weight, eps, residual)
+
+    def norm_heads(
+        self,
+        x: Array,
+        weights: HeadWeights,
+        rope: Array,
+        kv_cache: Array,
+        layer: int,
+        batch: StepBatch,
+    ) -> Array:
+        """Return the rotated queries of the rank's heads, and write their keys and values.
+
+        A norm of all heads at once needs the heads of all ranks.
+        """
+        w, size = weights, weights.head_dim
+        q_norm, k_norm = w.q_norm, w.k_norm
+        if q_norm is None or k_norm is None or q_norm.size <= w.num_heads * size:
+            return self.inner.norm_heads(x, weights, rope, kv_cache, layer, batch)
+        num_keys_end = w.num_heads + w.num_kv_heads
+        qkv = self.inner.norm_linear(x, w.norm, w.eps, w.qkv)
+        qkv = self._normed_together(qkv, slice(0, w.num_heads * size), q_norm, w.eps)
+        keys = slice(w.num_heads * size, num_keys_end * size)
+        qkv = self._normed_together(qkv, keys, k_norm, w.eps)
+        qkv = qkv.reshape(len(qkv), num_keys_end + w.num_kv_heads, size)
+        return self.inner.rope_write_kv(qkv, rope, kv_cache, layer, batch)
+
+    def _normed_together(self, qkv: Array, columns: slice, norm: Array, eps: float) -> Array:
+        """Normalise some columns together with the columns of the other ranks."""
+        own = self.share.part(norm.size)
+
+        def take(out: Floats, x: Floats, added: None) -> None:
+            self.exchange.gather(out, x[:, columns])
+
+        def put(out: Floats, x: Floats, normed: Floats) -> None:
+            out[...] = x
+            out[:, columns] = normed[:, own.start : own.stop]
+
+        normed = self.inner.rms_norm(self._exchanged(take, qkv, norm.size), norm, eps)
+        return self._exchanged(put, qkv, qkv.shape[-1], normed)
+
+    def whole(self, x: Array, width: int) -> Array:
+        """Return a result [T, width], of which each rank may have a part."""
+        return x if x.shape[-1] == width else self._exchanged(self.exchange.gather, x, width)
+
+    def _exchanged(
+        self, function: Callable[..., object], x: Array, width: int, added: Array | None = None
+    ) -> Array:
+        """Return a result [T, width] that ``function`` fills from x and ``added``.
+
+        In a program that is being recorded, the function becomes a part of the program.
+        """
+        if not isinstance(x, np.ndarray):
+            return x.program.call(function, x, width, added)
+        out = np.empty((len(x), width), x.dtype)
+        function(out, x, added)
+        return out
+
+    @property
+    def experts(self) -> Any:
+        inner = self.inner.experts
+        if isinstance(inner, NumpyExperts):
+            return NumpyExperts(self, self.whole)
+        return type(inner)(self, inner.recorder, self.whole)
+
+    @property
+    def recurrent(self) -> Any:
+        return _Recurrent(self.inner.recurrent, self.exchange)
+
+    # Steps.
+
+    def run_step(self, forward: Callable[[StepBatch], Array], batch: StepBatch) -> Array:
+        """Run a step in all ranks, and return its logits [R, V]."""
+        batch = batch.with_tokens()
+        with self.exchange.command("run_step", batch):
+            return self.run_own_step(forward, batch)
+
+    def run_own_step(self, forward: Callable[[StepBatch], Array], batch: StepBatch) -> Array:
+        """Run this rank's part of a step, and return the logits of all ranks."""
+        rows = self.share.part(self._vocab_size)
+        token_ids = batch.token_ids - rows.start
+        self._is_own = (token_ids >= 0) & (token_ids < len(rows))
+        own = replace(batch, token_ids=np.where(self._is_own, token_ids, 0))
+        return self.whole(self.inner.run_step(forward, own), self._vocab_size)
+
+
+class _Recurrent:
+    """The operators of layers with states. All ranks have the states whole, and change them."""
+
+    def __init__(self, inner: Any, exchange: Exchange) -> None:
+        self._inner, self._exchange = inner, exchange
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def copy_states(self, states: Any, src: Sequence[int], dst: Sequence[int]) -> None:
+        with self._exchange.command("copy_states", src, dst):
+            self._inner.copy_states(states, src, dst)
+
+    def import_state(self, states: Any, slot: int, data: bytes) -> None:
+        with self._exchange.command("import_state", slot, data):
+            self._inner.import_state(states, slot, data)
+
+
+def _shape(weight: Any) -> tuple[int, int]:
+    """Return the numbers of outputs and inputs of a loaded matrix."""
+    if isinstance(weight, NumpyLinear):
+        weight = weight.weight if isinstance(weight.weight, PackedMatrix) else weight.weight.T
+    num_outputs, num_inputs = weight.shape
+    return num_outputs, num_inputs

@@ -1,0 +1,119 @@
+"""Check that an engine of several ranks gives the tokens of one rank, and survives interrupts."""
+
+import numpy as np
+import pytest
+from compiled import needs_numba
+from engines import run_to_end
+from rank_threads import ranks_as_threads
+from small_pool import check_small_pool, stories
+
+from mie import LLM, SamplingParams
+from mie.config.engine import EngineConfig
+from mie.errors import ConfigError, EngineDeadError, WorkerError
+from mie.load.engine import load_engine
+from mie.load.settings import LoadSettings
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2)
+
+
+@pytest.fixture
+def ranks():
+    with ranks_as_threads() as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param("numpy", marks=pytest.mark.slow), pytest.param("jit", marks=needs_numba)],
+)
+@pytest.mark.usefixtures("ranks")
+def test_ranks_share_copy_swap_and_preempt_as_one_engine_does(backend):
+    expected, _ = stories(backend, num_threads=1)
+    tokens, llm = stories(backend, num_threads=1, tensor_parallel_size=2)
+    assert tokens == expected
+    check_small_pool(llm)
+
+
+def engine_of(directory, num_ranks, backend="numpy", **settings):
+    config = EngineConfig(num_blocks=16, block_size=8, max_num_batched_tokens=16, **settings)
+    settings = LoadSettings(engine=config, backend=backend, tensor_parallel_size=num_ranks)
+    return load_engine(directory, settings)
+
+
+def ask(engine):
+    prompts = [[*range(5, 35), 6, 7], range(3, 9)]
+    return [engine.add_request([*prompt], GREEDY) for prompt in prompts]
+
+
+def answers(requests):
+    return [(seq.output_ids, seq.logprobs) for each in requests for seq in each.sequences]
+
+
+@pytest.mark.parametrize("number", [0, 3, 30])
+def test_a_step_that_is_interrupted_anywhere_is_repeated(tiny, ranks, number):
+    """Rank 0 is interrupted at one of its exchanges. The others give up the step with it."""
+    engine = engine_of(tiny["llama"].directory, 2)
+    expected = ask(engine)
+    run_to_end(engine)
+    again, own = ask(engine), ranks[0].exchange
+    original, waits = own._await_others, iter(range(number))
+
+    def interrupted(**options):
+        if next(waits, None) is None:
+            own._await_others = original
+            raise KeyboardInterrupt
+        original(**options)
+
+    own._await_others = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        run_to_end(engine)
+    assert own._await_others is original
+    run_to_end(engine)
+    assert [tokens for tokens, _ in answers(again)] == [tokens for tokens, _ in answers(expected)]
+
+
+def test_a_rank_that_fails_ends_the_engine_and_the_tokens_stay(tiny, ranks):
+    engine = engine_of(tiny["llama"].directory, 2)
+    requests = ask(engine)
+    for _ in range(6):
+        engine.step()
+    kept = [list(tokens) for tokens, _ in answers(requests)]
+    assert any(kept)
+    ranks[0].error = MemoryError("for a test")
+    for _ in range(2):
+        with pytest.raises(WorkerError, match="a rank has ended: for a test"):
+            engine.step()
+    assert [tokens for tokens, _ in answers(requests)] == kept
+
+
+def test_a_caller_gets_the_error_of_a_rank(ranks):
+    llm = LLM("bundled", backend="numpy", num_blocks=16, tensor_parallel_size=2)
+    ranks[0].error = MemoryError("for a test")
+    with pytest.raises(EngineDeadError, match="WorkerError: a rank has ended: for a test"):
+        llm.generate(["Once"], use_tqdm=False)
+
+
+@pytest.mark.usefixtures("ranks")
+def test_each_rank_has_its_part_of_the_memory(tiny):
+    plans = {}
+    for num_ranks in (1, 2):
+        plans[num_ranks] = engine_of(tiny["llama"].directory, num_ranks).metrics.sizes
+    assert plans[2]["mie:kv_bytes"] == plans[1]["mie:kv_bytes"]
+    assert plans[2]["mie:weights_bytes"] < 1.1 * plans[1]["mie:weights_bytes"]
+
+
+def test_heads_that_do_not_divide_are_refused(tiny):
+    with pytest.raises(ConfigError, match="which 3 does not divide"):
+        engine_of(tiny["llama"].directory, 3)
+
+
+@needs_numba
+@pytest.mark.usefixtures("ranks")
+@pytest.mark.parametrize("name", ["llama", pytest.param("gpt_oss", marks=pytest.mark.slow)])
+def test_jit_gives_the_bits_of_one_rank(tiny, name):
+    expected = ask(one := engine_of(tiny[name].directory, 1, "jit", num_threads=1))
+    run_to_end(one)
+    given = ask(two := engine_of(tiny[name].directory, 2, "jit", num_threads=1))
+    run_to_end(two)
+    assert answers(given) == answers(expected)
+    assert np.isfinite(answers(given)[0][1][0].logprobs).all()
