@@ -47,7 +47,9 @@ class RankThreads:
         if self.error is not None:
             raise WorkerError(f"a rank has ended: {self.error}")
 
-    def wait_until_ready(self) -> None:
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        yield
         with self.exchange.command("ready"):
             pass
 

@@ -7,6 +7,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -85,24 +86,22 @@ def load_engine(
     plan = fitting_plan(opened, chosen.backend, settings)
     warn_of_fewer_seqs(settings.engine, plan.config)
     logger.info("settings of the engine: %r", plan.config)
-    ranks = None
+    ranks: AbstractContextManager[object] = nullcontext()
     if opened.whole is not None:
-        order = Order(
-            directory=directory_of(directory), settings=settings, model=opened.whole, plan=plan
+        path = directory_of(directory)
+        order = Order(directory=path, settings=settings, model=opened.whole, plan=plan)
+        ranks = Ranks(cast(Any, chosen.backend), order).loading()
+    with ranks:
+        engine = build_engine(
+            opened,
+            chosen,
+            plan,
+            constraints=constraints,
+            trace=trace,
+            drafter=drafter,
+            use_tqdm=use_tqdm,
+            new_store=new_store,
         )
-        ranks = Ranks(cast(Any, chosen.backend), order)
-    engine = build_engine(
-        opened,
-        chosen,
-        plan,
-        constraints=constraints,
-        trace=trace,
-        drafter=drafter,
-        use_tqdm=use_tqdm,
-        new_store=new_store,
-    )
-    if ranks is not None:
-        ranks.wait_until_ready()
     if engine.max_model_len < plan.max_model_len:
         text = (
             "a prompt and its answer have at most %d tokens: the KV cache holds no more, and "

@@ -7,7 +7,8 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -73,6 +74,9 @@ class Ranks:
                 deadline = time.monotonic() + _SECONDS_TO_START
                 worker.send(pickle.dumps((sys.path, environment)), deadline)
                 worker.send(data, deadline)
+        except (WorkerEnded, WorkerSilent) as error:
+            self.end()
+            raise WorkerError(self._ended(len(self._workers), str(error))) from error
         finally:
             os.close(file)
 
@@ -88,14 +92,23 @@ class Ranks:
             if not ended:
                 return
             reason = self._reason(self._workers[ended[0] - 1])
-            self._fault = f"rank {ended[0]} of {self.num_ranks} has ended: {reason}"
+            self._fault = self._ended(ended[0], reason)
             self.end()
         raise WorkerError(self._fault)
 
-    def wait_until_ready(self) -> None:
-        """Wait until all ranks have loaded their parts."""
-        with self._exchange.command("ready"):
-            pass
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Wait at the end of the block until all ranks have loaded. An error ends them."""
+        try:
+            yield
+            with self._exchange.command("ready"):
+                pass
+        except BaseException:
+            self.end()
+            raise
+
+    def _ended(self, rank: int, reason: str) -> str:
+        return f"rank {rank} of {self.num_ranks} has ended: {reason or 'without a reason'}"
 
     def end(self) -> None:
         """End the processes."""
@@ -108,7 +121,7 @@ class Ranks:
         try:
             return worker.receive(time.monotonic() + _SECONDS_TO_EXPLAIN).decode()
         except (WorkerEnded, WorkerSilent) as error:
-            return str(error) or "without a reason"
+            return str(error)
 
 
 def run_rank(rank: int, file: int, parent: int) -> None:

@@ -19,13 +19,11 @@ PROGRAM = """
 import os, sys
 from mie import LLM
 from mie.load.ranks import Ranks
-start = Ranks.wait_until_ready
-def ready(ranks):
-    start(ranks)
-    print(*ranks.pids, flush=True)
-    {action}
-Ranks.wait_until_ready = ready
-LLM("bundled", backend="numpy", num_blocks=16, tensor_parallel_size=4)
+made, start = [], Ranks.loading
+Ranks.loading = lambda ranks: made.append(ranks) or start(ranks)
+llm = LLM("bundled", backend="numpy", num_blocks=16, tensor_parallel_size=4)
+print(*made[0].pids, flush=True)
+{action}
 """
 
 

@@ -23,7 +23,7 @@ ONE_KV_HEAD = MANY_HEADS | {"num_key_value_heads": 1}
 CASES = {
     "llama": (CONFIGS["llama"] | MANY_HEADS, {}, {}),
     "one KV head": (CONFIGS["llama"] | ONE_KV_HEAD, {"preemption_mode": "swap"}, {}),
-    "windows": (CONFIGS["gemma3"] | MANY_HEADS, {"preemption_mode": "swap"}, {}),
+    "windows": (CONFIGS["gemma3"] | MANY_HEADS, {"preemption_mode": "swap", "num_blocks": 30}, {}),
     "norms of all heads": (CONFIGS["olmo3"] | MANY_HEADS, {}, {}),
     "experts with sinks": (CONFIGS["gpt_oss"] | MANY_HEADS, {"preemption_mode": "swap"}, {}),
     "experts": (CONFIGS["qwen3_moe"] | ONE_KV_HEAD, {}, {}),
@@ -93,14 +93,8 @@ def test_scenarios_have_the_same_bits_on_one_to_four_ranks(name, tmp_path):
     config, settings, others = CASES[name]
     make = TinyHybrid if name.startswith(("states", "short")) else TinyModel
     model = make(tmp_path, config)
-    engine_config = EngineConfig(
-        num_blocks=24,
-        block_size=4,
-        max_num_seqs=6,
-        max_num_batched_tokens=24,
-        num_threads=1,
-        **settings,
-    )
+    sizes = {"num_blocks": 24, "block_size": 4, "max_num_seqs": 6, "max_num_batched_tokens": 24}
+    engine_config = EngineConfig(**{**sizes, **settings}, num_threads=1)
     engines = [
         load_engine(
             model.directory,
