@@ -329,39 +329,3 @@ def test_a_snapshot_is_as_young_as_its_latest_use():
     for name in "EF":
         answer(engine, prompts[name], params=once)
     assert {tokens[:4] for _, tokens in kept(engine)} == {tuple(prompts[n][:4]) for n in "CEF"}
-
-
-def test_drafts_after_a_fork_keep_the_state_that_the_fork_is_to_get():
-    """The copy to the fork's slot is only planned, so the parent's slot has the state."""
-    states = States(4)
-    manager = KVCacheManager(16, B, [states], enable_prefix_caching=False)
-    allocation = manager.find_allocation([1, 2, 3, 4, 5])
-    assert allocation is not None
-    table = manager.open_table(allocation, (0, 0), 0)
-    manager.take_moves()
-    manager.end_step()
-    manager.commit(table, 5)
-    fork = manager.fork(table, (0, 1), 1, [1, 2, 3, 4, 5, 6])
-    assert manager.grow(fork, 6)
-    assert manager.reserve_drafts(fork, 10)
-    parent, own = states.states[table].slot, states.states[fork]
-    slot, saved = own.slot, own.kept
-    assert {*manager.take_moves().parts["states"].copies} == {(parent, slot), (parent, saved)}
-    manager.end_step()
-    manager.settle(fork, 7, is_whole=False)
-    assert (own.slot, own.kept, fork.num_tokens) == (saved, None, 5)
-    assert len(fork.block_ids) == 2, "the blocks for drafts were given back"
-    assert [*manager.take_moves().parts["states"].updates] == [(1, 0, (saved,))]
-    assert states.slots_by_use == {"running": 2, "snapshot": 0, "free": 2}
-
-
-def test_without_a_free_slot_there_are_no_drafts():
-    manager = KVCacheManager(16, B, [States(1)], enable_prefix_caching=False)
-    allocation = manager.find_allocation([1, 2, 3, 4])
-    assert allocation is not None
-    table = manager.open_table(allocation, (0, 0), 0)
-    manager.commit(table, 4)
-    table.token_ids = [1, 2, 3, 4, 5]
-    assert manager.grow(table, 5)
-    assert not manager.reserve_drafts(table, 12)
-    assert len(table.block_ids) == 2, "the blocks for drafts were given back"
