@@ -8,6 +8,7 @@ disk         the prefix cache on a disk
 plots        the plots of the book
 gpu          attention and generation on a GPU
 host         a step of many decodes with text and outputs, without the model
+ranks        one model in several processes beside threads
 rows         what a step of a few rows costs on a CPU, beside a step of one
 sched        the host's share of a step
 serve        `mie serve` beside `LLM.generate` and other servers
@@ -26,8 +27,8 @@ from bench.harness import untune
 MODULES = {"book": "book.report", "gpu": "gpu.main", "plots": "book.plots"}
 """Benchmarks with a module of another name in `bench`."""
 NAMES = (
-    *("book", "cpu", "disk", "gpu", "host", "plots", "rows", "sched", "serve", "speculate"),
-    *("start", "structured"),
+    *("book", "cpu", "disk", "gpu", "host", "plots", "ranks", "rows"),
+    *("sched", "serve", "speculate", "start", "structured"),
 )
 
 if __name__ == "__main__":

@@ -46,7 +46,8 @@ def choose_backend(
     num_ranks, config = settings.tensor_parallel_size, settings.engine
     if num_ranks > 1:
         check_ranks(settings)
-        config = replace(config, num_threads=config.num_threads or threads_of_rank(num_ranks))
+        if settings.backend in ("auto", *AUTO_BACKENDS):
+            config = replace(config, num_threads=config.num_threads or threads_of_rank(num_ranks))
     backend = load_backend(
         settings.backend,
         settings.dtype,
@@ -70,10 +71,15 @@ def threads_of_rank(num_ranks: int) -> int:
 def check_ranks(settings: LoadSettings) -> None:
     """Raise `ConfigError` for settings that several ranks do not have."""
     size, config = settings.tensor_parallel_size, settings.engine
-    if settings.backend not in ("auto", *AUTO_BACKENDS):
+    if settings.backend == "cupy":
         raise ConfigError(
-            f"tensor_parallel_size is {size}; backend {settings.backend!r} computes in one process "
+            f"tensor_parallel_size is {size}; backend 'cupy' computes on one GPU in one process "
             "(leave it out, or use backend='jit' or 'numpy')"
+        )
+    if settings.backend == "cupy-emulated" and config.async_scheduling:
+        raise ConfigError(
+            f"async_scheduling=True is not supported with tensor_parallel_size={size} on backend "
+            "'cupy-emulated' (leave it out)"
         )
     for name, value in (
         ("prefix_cache_dir", config.prefix_cache_dir),

@@ -7,6 +7,7 @@ docs/kernels.md explains each.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ from mie.ops_gpu.gemm import Gemm
 from mie.ops_gpu.kv_cache import HostCache, KVCache
 from mie.ops_gpu.launcher import CupyLauncher, Launcher
 from mie.ops_gpu.products import WIDENED_BYTES, Products
-from mie.ops_gpu.queue import Queue, in_queue
+from mie.ops_gpu.queue import EmulatedQueue, Queue, in_queue
 from mie.ops_gpu.ready import graph_bytes, kernels_beside_steps, make_ready
 from mie.ops_gpu.recurrent import CupyRecurrent
 from mie.ops_gpu.sampling import Drawn, Sampler
@@ -419,6 +420,24 @@ class CupyBackend(Backend):
     def _kernel(self, name: str, array: Array, file: str | None = None) -> Callable[..., None]:
         """Return the kernel of that name for the array's element type."""
         return self.launcher.kernel(file or f"{name}.cu", f"{name}<{kernel_type(array)}>")
+
+    def call(
+        self,
+        function: Callable[[Array, Array, Array | None], object],
+        x: Array,
+        width: int,
+        added: Array | None = None,
+    ) -> Array:
+        """Call a function of the host in the emulator's queue. Return its result [T, width].
+
+        The function fills its first argument from x and ``added``, and may overwrite ``added``.
+        """
+        out = added
+        if out is None:
+            out = self._empty(f"whole {width} of {x.shape[1]}", (len(x), width), x.dtype)
+        assert isinstance(self._queue, EmulatedQueue)
+        self._queue.submit(partial(function, out, x, added))
+        return out
 
     # Layers that not every model has.
 

@@ -14,7 +14,7 @@ from mie.base.arithmetic import ceil_div
 from mie.errors import UnsupportedModelError
 from mie.ops.activation import ACTIVATIONS
 from mie.ops.backend import Array, Backend
-from mie.ops.layers.operators import ExpertOperators, ExpertWeights
+from mie.ops.layers.operators import ExpertOperators, ExpertWeights, unchanged
 from mie.ops_gpu.arena import Empty
 from mie.ops_gpu.arrays import block_threads, kernel_type
 from mie.ops_gpu.few_rows import warps_of, way_of
@@ -65,7 +65,8 @@ class CupyExperts(ExpertOperators):
     def __init__(
         self, backend: Backend, launcher: Launcher, queue: Queue, products: Products, empty: Empty
     ) -> None:
-        self._backend, self._launcher, self._queue = backend, launcher, queue
+        self.backend, self.whole = backend, unchanged
+        self._launcher, self._queue = launcher, queue
         self._products, self._empty = products, empty
 
     def load(
@@ -82,7 +83,7 @@ class CupyExperts(ExpertOperators):
             names = sorted(str(form or "16 or 32 bits") for form in forms)
             raise UnsupportedModelError(
                 f"a layer's experts have weights in several forms ({', '.join(names)}); the "
-                f"{self._backend.name} backend takes one (choose backend numpy)"
+                f"{self.backend.name} backend takes one (choose backend numpy)"
             )
         stack, first = self._launcher.xp.stack, parts[0]
 
@@ -105,7 +106,7 @@ class CupyExperts(ExpertOperators):
         )
 
     def route(self, x: Array, weights: ExpertWeights) -> Array:
-        logits = self._backend.linear(x, weights.router)
+        logits = self.backend.linear(x, weights.router)
         (num_tokens, num_experts), num_chosen, warps = logits.shape, weights.num_chosen, 4
         routed = self._empty("routed", (num_tokens, 2, num_chosen), np.dtype(np.float32))
         numbers = (num_tokens, num_experts, num_chosen, int(weights.is_normalised))
@@ -120,7 +121,9 @@ class CupyExperts(ExpertOperators):
         few = element == "float" or routed.shape[0] * w.num_chosen <= FEW_ROWS * w.number
         at = self._sorted_rows(x, routed, w.number, FEW_ROWS if few else MANY_ROWS)
         h = self._gated(at, w)
+        h = self.whole(h, w.down.shape[1])
         results = self._multiply("linear", at, h, w.down, "expert results", w.down.shape[0])
+        results = self.whole(results, residual.shape[1])
         num_tokens, dim = residual.shape
         threads = block_threads(dim)
         add = self._launcher.kernel("route.cu", f"add_experts<{element}>")
@@ -150,7 +153,7 @@ class CupyExperts(ExpertOperators):
         # A tile of a quantised matrix has outputs of one half.
         if isinstance(matrices.matrix, QuantisedMatrix) and dim % TILE:
             both = self._multiply("linear", at, at.rows, matrices, "expert gates", 2 * dim)
-            return self._backend.activate(both, activation)
+            return self.backend.activate(both, activation)
         kind = ACTIVATIONS.index(activation)
         return self._multiply("gated", at, at.rows, matrices, "expert gates", dim, kind)
 

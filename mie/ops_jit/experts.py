@@ -9,7 +9,7 @@ from typing import Any
 
 from mie.ops.arrays import Floats
 from mie.ops.backend import Backend
-from mie.ops.layers.operators import ExpertOperators, ExpertWeights, Whole
+from mie.ops.layers.operators import ExpertOperators, ExpertWeights, unchanged
 from mie.ops_jit import layout
 from mie.ops_jit.layout import NUM_PAIRS, NUM_TOKENS, ROW_TILE
 from mie.ops_jit.memory import ExpertMatrices, JitMatrix
@@ -22,15 +22,10 @@ WHOLE_STEP = 1 << 40
 
 
 class JitExperts(ExpertOperators):
-    """The operators of sparse layers.
+    """The operators of sparse layers."""
 
-    ``whole`` returns a result [_, N] of which the matrices of experts may have given a part.
-    """
-
-    def __init__(
-        self, backend: Backend, recorder: Recorder, whole: Whole = lambda x, width: x
-    ) -> None:
-        self._backend, self.recorder, self._whole = backend, recorder, whole
+    def __init__(self, backend: Backend, recorder: Recorder) -> None:
+        self.backend, self.recorder, self.whole = backend, recorder, unchanged
 
     def load(
         self, *, gate_up: Sequence[JitMatrix], down: Sequence[JitMatrix], **others: Any
@@ -46,7 +41,7 @@ class JitExperts(ExpertOperators):
     def route(self, x: Value, weights: ExpertWeights) -> Value:
         """Record `ops.experts.route`, or `route_by_sigmoid`."""
         program, k = self.recorder.program, weights.num_chosen
-        logits = self._backend.linear(x, weights.router)
+        logits = self.backend.linear(x, weights.router)
         out = program.value(NUM_TOKENS, 2, k)
         if weights.bias is not None:
             program.need_scratch(8 * weights.number)
@@ -73,9 +68,9 @@ class JitExperts(ExpertOperators):
         rows = program.value(NUM_PAIRS, width)
         program.emit("take_pairs", NUM_PAIRS, ROW_TILE, 1, x, pairs, rows, width, NUM_PAIRS)
         gated = multiply_gated(self.recorder, rows, weights.gate_up, weights.activation, items)
-        gated = self._whole(gated, weights.down.shape[1])
+        gated = self.whole(gated, weights.down.shape[1])
         results = multiply(self.recorder, gated, weights.down, items=items)
-        results = self._whole(results, width)
+        results = self.whole(results, width)
         out = program.value(NUM_TOKENS, width)
         program.emit(
             "add_pairs", NUM_TOKENS, ROW_TILE, 1,

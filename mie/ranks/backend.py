@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,6 @@ from mie.ops.backend import (
     StepBatch,
     StepSize,
 )
-from mie.ops.layers.numpy_layers import NumpyExperts
 from mie.ops.numpy_backend import NumpyLinear
 from mie.ops.weights.packed import PackedMatrix
 from mie.ranks.exchange import Exchange, memory_bytes
@@ -37,6 +37,8 @@ class RankBackend:
     In rank 0 the runner calls this backend. `run_step` and the methods that change caches also
     make the other ranks do the same (`mie.load.ranks`).
     """
+
+    is_asynchronous = False  # each exchange waits for the other ranks
 
     def __init__(self, inner: Backend, share: Share, model: ModelConfig) -> None:
         """``model`` has the sizes of the whole model. `connect` must come before any operator."""
@@ -120,7 +122,9 @@ class RankBackend:
         return self._exchanged(self._pick, x, x.shape[-1])
 
     def _pick(self, out: Floats, x: Floats, added: None) -> None:
-        self.exchange.pick(out, x, self._is_own)
+        is_own = np.full(len(out), self.share.rank == 0)  # of the rows that pad a step, too
+        is_own[: len(self._is_own)] = self._is_own
+        self.exchange.pick(out, x, is_own)
 
     def linear(self, x: Array, weight: Array, residual: Array | None = None) -> Array:
         num_outputs, num_inputs = _shape(weight)
@@ -181,20 +185,22 @@ class RankBackend:
     ) -> Array:
         """Return a result [T, width] that ``function`` fills from x and ``added``.
 
-        In a program that is being recorded, the function becomes a part of the program.
+        In a program that is being recorded, the function becomes a part of the program, and in a
+        graph a task of the graph.
         """
         if not isinstance(x, np.ndarray):
             return x.program.call(function, x, width, added)
+        if hasattr(self.inner, "call"):
+            return self.inner.call(function, x, width, added)
         out = np.empty((len(x), width), x.dtype)
         function(out, x, added)
         return out
 
     @property
     def experts(self) -> Any:
-        inner = self.inner.experts
-        if isinstance(inner, NumpyExperts):
-            return NumpyExperts(self, self.whole)
-        return type(inner)(self, inner.recorder, self.whole)
+        experts = copy.copy(self.inner.experts)
+        experts.backend, experts.whole = self, self.whole
+        return experts
 
     @property
     def recurrent(self) -> Any:
@@ -239,5 +245,7 @@ def _shape(weight: Any) -> tuple[int, int]:
     """Return the numbers of outputs and inputs of a loaded matrix."""
     if isinstance(weight, NumpyLinear):
         weight = weight.weight if isinstance(weight.weight, PackedMatrix) else weight.weight.T
+    elif hasattr(weight, "parts"):  # on a GPU
+        return len(weight), weight.parts[0].shape[1]
     num_outputs, num_inputs = weight.shape
     return num_outputs, num_inputs

@@ -68,6 +68,8 @@ class Exchange:
         self._base = np.frombuffer(memory, np.uint8).ctypes.data
         self._others = [rank for rank in range(share.num_ranks) if rank != share.rank]
         self._library = ctypes.CDLL(None, use_errno=True)
+        quick = ctypes.CDLL(None)  # copies no errno
+        self._post, self._try = quick.sem_post, quick.sem_trywait
         self._count = 0
         self._round = 0
         self._is_clean = True
@@ -170,9 +172,11 @@ class Exchange:
     def _await_others(self, *, is_idle: bool = False) -> None:
         """Wait until every rank has written its part. Only rank 0 loses its patience."""
         for semaphore in self._posted:
-            self._library.sem_post(semaphore)
+            self._post(semaphore)
         deadline = time.monotonic() + self._patience
         for other, semaphore in zip(self._others, self._awaited, strict=True):
+            if self._try(semaphore) == 0:
+                continue
             while not self._is_posted(semaphore, IDLE_SLICE if is_idle else SLICE):
                 if self._words[_ROUND] != self._round:
                     raise Abandoned
@@ -203,7 +207,7 @@ class Exchange:
                     raise _silent(other, self.share.num_ranks)
                 time.sleep(PAUSE)
         for semaphore in self._all_semaphores():  # no rank uses them now
-            while self._library.sem_trywait(semaphore) == 0:
+            while self._try(semaphore) == 0:
                 pass
         self._count = 0
         self._words[_JOINED] = self._round

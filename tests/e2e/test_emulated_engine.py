@@ -10,6 +10,7 @@ import pytest
 import tiny_models
 from compiled import needs_numba
 from emulated import needs_compiler
+from rank_threads import ranks_as_threads
 from small_pool import PROMPT, check_small_pool, stories
 
 from mie import LLM, SamplingParams
@@ -27,6 +28,17 @@ def test_the_emulated_gpu_gives_the_tokens_of_numpy(stored: str, max_tokens: int
     wanted, _ = stories("numpy", max_tokens=max_tokens, kv_cache_dtype=stored)
     assert tokens == wanted
     check_small_pool(llm)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("settings", [{}, {"kv_cache_dtype": "int8", "batch_invariant": True}])
+def test_two_ranks_of_the_emulated_gpu_give_the_tokens_of_one(settings):
+    expected, _ = stories("cupy-emulated", max_tokens=10, **settings)
+    with ranks_as_threads():
+        tokens, llm = stories("cupy-emulated", max_tokens=10, tensor_parallel_size=2, **settings)
+        check_small_pool(llm)
+    assert tokens == expected
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from mie.ops.layers.operators import (
     ExpertWeights,
     RecurrentOperators,
     RecurrentWeights,
-    Whole,
+    unchanged,
 )
 from mie.ops.layers.recurrent import StateCache, runs, slots_of
 from mie.ops.layers.recurrent_shape import RecurrentShape
@@ -24,16 +24,13 @@ RULES: dict[str, Callable[..., Floats]] = {"delta": recurrent.gated_delta, "mamb
 
 
 class NumpyExperts(ExpertOperators):
-    """The operators of sparse layers. They multiply by the matrices of a backend.
+    """The operators of sparse layers. They multiply by the matrices of a backend."""
 
-    ``whole`` returns a result [_, N] of which the matrices of experts may have given a part.
-    """
-
-    def __init__(self, backend: Backend, whole: Whole = lambda x, width: x) -> None:
-        self._backend, self._whole = backend, whole
+    def __init__(self, backend: Backend) -> None:
+        self.backend, self.whole = backend, unchanged
 
     def route(self, x: Floats, weights: ExpertWeights) -> Floats:
-        logits = self._backend.linear(x, weights.router)
+        logits = self.backend.linear(x, weights.router)
         if weights.bias is not None:
             return experts.route_by_sigmoid(logits, weights.bias, weights.num_chosen)
         return experts.route(logits, weights.num_chosen, weights.is_normalised)
@@ -41,12 +38,12 @@ class NumpyExperts(ExpertOperators):
     def compute(
         self, x: Floats, routed: Floats, weights: ExpertWeights, residual: Floats
     ) -> Floats:
-        backend = self._backend
+        backend = self.backend
 
         def results(expert: int, rows: Floats) -> Floats:
             gate_up = backend.linear(rows, weights.gate_up[expert])
             gated = backend.activate(gate_up, weights.activation)
-            y: Floats = self._whole(backend.linear(gated, weights.down[expert]), x.shape[-1])
+            y: Floats = self.whole(backend.linear(gated, weights.down[expert]), x.shape[-1])
             return y
 
         return experts.experts(x, routed, results, residual)

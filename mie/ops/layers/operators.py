@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mie.ops.activation import Activation
-from mie.ops.backend import Array, StepBatch
+from mie.ops.backend import Array, Backend, StepBatch
 from mie.ops.layers.recurrent_shape import RecurrentShape
 
 Whole = Callable[[Array, int], Array]
 """Returns a result [T, N] with all of its N columns, if an operator gave a part of them."""
+
+
+def unchanged(x: Array, width: int) -> Array:
+    """Return a result that has all of its columns."""
+    return x
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,7 +35,13 @@ class ExpertWeights:
 
 
 class ExpertOperators(Protocol):
-    """Layers with a router that chooses some of their experts for each token."""
+    """Layers with a router that chooses some of their experts for each token.
+
+    `mie.ranks` replaces ``backend`` and ``whole`` where the matrices of experts are divided.
+    """
+
+    backend: Backend
+    whole: Whole
 
     def load(
         self, *, gate_up: Sequence[Array], down: Sequence[Array], **others: Any
