@@ -423,7 +423,7 @@ class CupyBackend(Backend):
 
     def call(
         self,
-        function: Callable[[Array, Array, Array | None], object],
+        function: Callable[[Array, Array, Array | None], None],
         x: Array,
         width: int,
         added: Array | None = None,

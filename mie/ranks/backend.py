@@ -181,7 +181,7 @@ class RankBackend:
         return x if x.shape[-1] == width else self._exchanged(self.exchange.gather, x, width)
 
     def _exchanged(
-        self, function: Callable[..., object], x: Array, width: int, added: Array | None = None
+        self, function: Callable[..., None], x: Array, width: int, added: Array | None = None
     ) -> Array:
         """Return a result [T, width] that ``function`` fills from x and ``added``.
 
