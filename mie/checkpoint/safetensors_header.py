@@ -15,7 +15,7 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -208,7 +208,15 @@ def weights_digest(directory: Path) -> str:
     Raises:
         WeightsError: the weights cannot be read.
     """
-    entries = read_entries(directory)
+    return digest_of(read_entries(directory))
+
+
+def digest_of(entries: Mapping[str, TensorEntry]) -> str:
+    """Return the digest of `weights_digest` of these tensors.
+
+    Raises:
+        WeightsError: the weights cannot be read.
+    """
     digests: dict[str, bytes] = {}
     for path in {entry.path for entry in entries.values()}:
         try:

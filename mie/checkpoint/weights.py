@@ -9,8 +9,10 @@ holds the file and its copy at once.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import mmap
+import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +27,7 @@ from numpy.typing import DTypeLike, NDArray
 from mie.base.files import open_file
 from mie.checkpoint.entries import TensorEntry, some
 from mie.checkpoint.gguf.header import GgufHeader, opened
-from mie.checkpoint.safetensors_header import read_entries
+from mie.checkpoint.safetensors_header import digest_of, read_entries
 from mie.checkpoint.spellings import divided_as, renamed
 from mie.checkpoint.stacked import unstacked
 from mie.checkpoint.tensors import Shape, expected_tensors
@@ -199,6 +201,21 @@ class Checkpoint:
     def paths(self) -> list[Path]:
         """The files with the tensors."""
         return sorted({entry.path for entry in self._entries.values()})
+
+    def identity(self) -> str:
+        """Return a digest of the files: of some bytes of each tensor, of sizes and of times.
+
+        Raises:
+            WeightsError: a file cannot be read.
+        """
+        places = [(name, entry.start, entry.is_turned) for name, entry in self._entries.items()]
+        try:
+            facts = [os.stat(path) for path in self.paths]
+        except OSError as error:
+            raise WeightsError(f"cannot read the weights: {error.strerror or error}") from error
+        files = [(about.st_size, about.st_mtime_ns, about.st_ctime_ns) for about in facts]
+        text = f"{digest_of(self._entries)} {places} {files}"
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def release(self, name: str) -> None:
         """Drop the pages of the tensor ``name`` from this process's memory.

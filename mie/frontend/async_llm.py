@@ -100,6 +100,8 @@ class AsyncLLM:
             ModelError: the model cannot be used.
         """
         self._llm = LLM(*args, **settings)
+        if self._llm.tokenizer is not None:
+            self._llm.tokenizer.complete()
         self.loop = self._llm.loop
         self.limits = self._llm.engine_args.limits
         """The limits of one request."""

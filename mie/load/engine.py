@@ -34,6 +34,7 @@ from mie.load.device import load_device_part, prepare
 from mie.load.disk import NewStore, both, disk_tier
 from mie.load.fit import fitting_plan
 from mie.load.opened import OpenedModel, open_model
+from mie.load.panels import keep_panels
 from mie.load.ranks import Order, Ranks, directory_of
 from mie.load.settings import LoadSettings
 from mie.load.sizing import MemoryPlan
@@ -81,6 +82,7 @@ def load_engine(
     settings = settings or LoadSettings()
     opened = open_model(directory, settings, model)
     chosen = choose_backend(opened, settings, logger.info)
+    keep_panels(opened, chosen, settings)
     if wrap is not None:
         chosen = replace(chosen, backend=wrap(chosen.backend))
     plan = fitting_plan(opened, chosen.backend, settings)

@@ -24,6 +24,7 @@ from mie.ops_jit import layout
 from mie.ops_jit.adapters import JitAdapters
 from mie.ops_jit.environment import version_of
 from mie.ops_jit.experts import JitExperts
+from mie.ops_jit.kept_panels import KeptPanels
 from mie.ops_jit.kernel_cache import kernel_names
 from mie.ops_jit.layout import LANES, NUM_ROWS, NUM_TOKENS, ROW_TILE, inputs_together
 from mie.ops_jit.memory import (
@@ -94,6 +95,8 @@ class JitBackend(Backend):
         self._formats: set[str] = set()
         self._rounded: dict[str, str] = {}  # the kernel that rounds rows, by format
         self._pages = HugePages()
+        self.kept_panels: KeptPanels | None = None
+        """The panels of an earlier load, if a caller sets them before the load."""
         self._rotations = Rotations()
         self.recorder = Recorder(self.num_threads, enforce_eager=enforce_eager)
 
@@ -165,7 +168,9 @@ class JitBackend(Backend):
             dtype, parts = np.dtype(np.float32), ()
         parts = parts or [(shape[0], None)]
         rounds = self.activations == "int8"
-        segments = segments_of(parts, map(self._kept, blocks), shape[1], self._pages, dtype, rounds)
+        segments = segments_of(
+            parts, map(self._kept, blocks), shape[1], self._pages, dtype, rounds, self.kept_panels
+        )
         for panels in segments:
             if panels.rounding is None:
                 self._formats.add(panels.format)
@@ -193,6 +198,9 @@ class JitBackend(Backend):
     def prepare(
         self, progress: Progress, forward: Callable[[StepBatch], Any], size: StepSize
     ) -> None:
+        if self.kept_panels is not None:
+            self.kept_panels.write()
+            self.kept_panels = None
         recorder = self.recorder
         names = kernel_names(self._formats, [self.kv_dtype.name], self._rounded)
         recorder.kernels.prepare([*names, *recorder.more_kernels], progress)

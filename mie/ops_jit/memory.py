@@ -53,6 +53,7 @@ from mie.ops_jit.layout import (
 
 if TYPE_CHECKING:
     from mie.ops_jit.adapters import Slots
+    from mie.ops_jit.kept_panels import KeptPanels
 
 CHUNK = 32 << 20
 """Bytes that are mapped at a time. They take memory where they are written."""
@@ -104,40 +105,12 @@ class Panels:
     def __init__(
         self,
         shape: tuple[int, int],
-        blocks: Iterator[Rows],
-        pages: HugePages,
-        dtype: np.dtype[Any] | None = None,
+        memory: NDArray[Any],
         form: Form | None = None,
         in_words: bool = False,
     ) -> None:
-        """Convert the next blocks of whole rows, one at a time.
-
-        Floats become ``dtype``. None keeps 16 bits as they are, and all others become float32.
-        ``in_words`` keeps codes in words, for products with rounded rows.
-        """
+        """Set the panels. ``in_words`` is for codes in words, for products with rounded rows."""
         self.shape = shape
-        num_rows, num_columns = shape
-        num_panels, row = padded_rows(num_rows) // LANES, 0
-        memory: NDArray[Any] | None = None
-        if form is not None:
-            groups = ceil_div(num_columns, inputs_together(form))
-            memory = pages.zeros((num_panels, groups), _group_dtype(form, in_words))
-        while row < num_rows:
-            block = next(blocks)
-            if isinstance(block, QuantisedRows):
-                assert memory is not None, "a quantised part has a form"
-                assert form is not None
-                _put_quantised(memory, row, block, form)
-            else:
-                kept = dtype or (block.dtype if block.dtype.itemsize == 2 else np.dtype(np.float32))
-                if memory is None:
-                    memory = pages.zeros((num_panels, num_columns, LANES), kept)
-                elif kept != memory.dtype and memory.dtype != np.float32:  # parts of two dtypes
-                    narrow, memory = memory, pages.zeros(memory.shape, np.float32)
-                    memory[...] = narrow
-                _put(memory, row, block)
-            row += len(block)
-        assert memory is not None, "a matrix has rows"
         self.memory = memory
         self.format = memory.dtype.name if form is None else format_name(form, in_words)
         """The name of the format in which kernels read it."""
@@ -207,13 +180,72 @@ def segments_of(
     pages: HugePages,
     dtype: np.dtype[Any] | None,
     in_words: bool = False,
+    kept: KeptPanels | None = None,
 ) -> Sequence[Panels]:
-    """Convert the blocks of a matrix, part by part. Neighbours of one form become one segment."""
-    segments = []
-    for form, same in itertools.groupby(parts, lambda part: part[1]):
-        shape = (sum(num_rows for num_rows, _ in same), num_columns)
-        segments.append(Panels(shape, blocks, pages, dtype, form, in_words))
-    return segments
+    """Convert the blocks of a matrix, part by part. Neighbours of one form become one segment.
+
+    Floats become ``dtype``. None keeps 16 bits as they are, and all others become float32.
+    ``in_words`` keeps codes in words, for products with rounded rows. No block is read if ``kept``
+    has the panels.
+    """
+    segments = [
+        ((sum(num_rows for num_rows, _ in same), num_columns), form)
+        for form, same in itertools.groupby(parts, lambda part: part[1])
+    ]
+    layouts = [_layout(shape, form, dtype, in_words) for shape, form in segments]
+    found = None if kept is None else kept.take(layouts)
+    if found is None:
+        found = [_packed(shape, blocks, pages, dtype, form, in_words) for shape, form in segments]
+        if kept is not None:
+            kept.add(found)
+    return [
+        Panels(shape, memory, form, in_words)
+        for (shape, form), memory in zip(segments, found, strict=True)
+    ]
+
+
+def _layout(
+    shape: tuple[int, int], form: Form | None, dtype: np.dtype[Any] | None, in_words: bool
+) -> tuple[np.dtype[Any] | None, tuple[int, ...]]:
+    """Return the dtype and the shape of panels. Without a dtype, floats keep their own."""
+    num_panels = padded_rows(shape[0]) // LANES
+    if form is None:
+        return dtype, (num_panels, shape[1], LANES)
+    groups = ceil_div(shape[1], inputs_together(form))
+    return _group_dtype(form, in_words), (num_panels, groups)
+
+
+def _packed(
+    shape: tuple[int, int],
+    blocks: Iterator[Rows],
+    pages: HugePages,
+    dtype: np.dtype[Any] | None,
+    form: Form | None,
+    in_words: bool,
+) -> NDArray[Any]:
+    """Convert the next blocks of whole rows to panels, one at a time."""
+    _, dims = _layout(shape, form, dtype, in_words)
+    memory: NDArray[Any] | None = None
+    if form is not None:
+        memory = pages.zeros(dims, _group_dtype(form, in_words))
+    row = 0
+    while row < shape[0]:
+        block = next(blocks)
+        if isinstance(block, QuantisedRows):
+            assert memory is not None, "a quantised part has a form"
+            assert form is not None
+            _put_quantised(memory, row, block, form)
+        else:
+            kept = dtype or (block.dtype if block.dtype.itemsize == 2 else np.dtype(np.float32))
+            if memory is None:
+                memory = pages.zeros(dims, kept)
+            elif kept != memory.dtype and memory.dtype != np.float32:  # parts of two dtypes
+                narrow, memory = memory, pages.zeros(dims, np.float32)
+                memory[...] = narrow
+            _put(memory, row, block)
+        row += len(block)
+    assert memory is not None, "a matrix has rows"
+    return memory
 
 
 def _group_dtype(form: Form, in_words: bool) -> np.dtype[Any]:

@@ -20,6 +20,8 @@ from mie.text.library import built, library_errors, parsed
 if TYPE_CHECKING:
     import tokenizers
 
+    from mie.text.partial_tokenizer import PartialTokenizer
+
 FILE_NAME = "tokenizer.json"
 CONFIG_NAME = "tokenizer_config.json"
 LARGEST_FILE = 128 << 20  # bytes; the largest in use have 35 million
@@ -125,7 +127,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer,
+        backend: tokenizers.Tokenizer | PartialTokenizer,
         config: TokenizerConfig,
         source: str = FILE_NAME,
         vocab_size: int | None = None,
@@ -163,9 +165,8 @@ class Tokenizer:
         """
         model = opened(directory)
         if isinstance(model, GgufHeader):
-            path, parts = model.path, gguf.tokenizer_json(model)
-            num_ids = max(parts["model"]["vocab"].values(), default=-1) + 1
-            backend = built(parts, path)
+            path = model.path
+            backend, num_ids = _of_gguf(model)
         else:
             path, num_ids = model / FILE_NAME, None
             if not path.exists():
@@ -178,6 +179,13 @@ class Tokenizer:
                 f" {vocab_size} (ids 0 … {vocab_size - 1}): the tokenizer is for another model"
             )
         return tokenizer
+
+    def complete(self) -> None:
+        """Make what is made on demand otherwise, so that no request waits for it."""
+        from mie.text.partial_tokenizer import PartialTokenizer
+
+        if isinstance(self._backend, PartialTokenizer):
+            self._backend = self._backend.whole()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of ``text``, by default with BOS and EOS as the model expects them.
@@ -326,6 +334,23 @@ def encode_bad_words(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[
         if spaced[-len(plain) :] != plain:
             spelled.append(tuple(spaced))
     return tuple(spelled)
+
+
+def _of_gguf(header: GgufHeader) -> tuple[tokenizers.Tokenizer | PartialTokenizer, int]:
+    """Return the tokenizer of a GGUF file and its number of ids, from the cache if possible."""
+    # `mie --help` does not need NumPy.
+    from mie.checkpoint.gguf.kept_vocabulary import keep_vocabulary, kept_vocabulary
+    from mie.text.partial_tokenizer import PartialTokenizer
+
+    name = gguf.vocabulary_digest(header)
+    kept = None if name is None else kept_vocabulary(name)
+    if kept is not None:
+        return PartialTokenizer(kept, header.path), kept.num_ids
+    parts = gguf.tokenizer_json(header)
+    backend = built(parts, header.path)
+    if name is not None:
+        keep_vocabulary(name, parts)
+    return backend, max(parts["model"]["vocab"].values(), default=-1) + 1
 
 
 def _missing(directory: Path) -> str:

@@ -16,7 +16,7 @@ from mie.ops.weights.integer import integer_product, round_activations
 from mie.ops.weights.quantised import Form
 from mie.ops_jit.compiler import Library
 from mie.ops_jit.layout import HEADER_WORDS, NUM_TOKENS, ROUNDED_GROUPS, ROW_TILE, rounded_words
-from mie.ops_jit.memory import HugePages, Panels, address
+from mie.ops_jit.memory import HugePages, Panels, address, segments_of
 from mie.ops_jit.team import function_at
 
 FORMS = (
@@ -40,7 +40,10 @@ def panels_of(form: Form, num_rows: int = 1, least: int = 1) -> tuple[Panels, tu
     x[3], x[4], x[5, :64], x[6, -1], x[7] = 1, -1, 0, np.nan, 1e-32
     with np.errstate(all="ignore"):
         wanted = integer_product(round_activations(x), rows)
-    return Panels(rows.shape, iter([rows]), HugePages(), None, form, True), (x, wanted)
+    [panels] = segments_of(
+        [(len(rows), form)], iter([rows]), rows.shape[1], HugePages(), None, in_words=True
+    )
+    return panels, (x, wanted)
 
 
 def check(library: Library, folder: Path, form: Form) -> None:

@@ -5,10 +5,12 @@ Two kinds are read: byte-level BPE with merges ("gpt2"), and SentencePiece's BPE
 original model in all that changes tokens.
 """
 
+import hashlib
 import logging
 import re
 from collections.abc import Container, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from mie.checkpoint.gguf.arrays import GgufArray
@@ -36,6 +38,10 @@ END_TOKENS = {
 }  # fmt: skip
 """Tokens that end a text in every model that has them, as in llama.cpp."""
 
+_SOURCES = (
+    *("arrays.py", "kept_vocabulary.py", "merges.py", "splitters.json", "splitters.py"),
+    "tokenizer.py",
+)
 _BRACKETED = re.compile(r"<.+>|\[.+\]")
 _KEEP_SPACES_OF_PHI_3 = ("<unk>", "<s>", "<|endoftext|>")
 
@@ -88,6 +94,27 @@ def tokenizer_json(header: GgufHeader) -> dict[str, Any]:
         if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
     ]
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **parts}
+
+
+def vocabulary_digest(header: GgufHeader) -> str | None:
+    """Return a digest of all that decides `tokenizer_json`: the metadata, and the sources.
+
+    None: it logs a warning about the file, which a kept result would not.
+    """
+    pre = header.values.get(_PREFIX + "pre") or DEFAULT
+    is_bpe = header.values.get(_PREFIX + "model") == "gpt2"
+    if is_bpe and isinstance(pre, str) and SPLITTERS.get(pre) is SPLITTERS[DEFAULT]:
+        return None
+    digest = hashlib.sha256()
+    for source in _SOURCES:
+        digest.update(Path(__file__).with_name(source).read_bytes())
+    for key, value in header.values.items():
+        if isinstance(value, GgufArray) and key.startswith(_PREFIX):
+            digest.update(f"{key} {value.kind} {value.count} {len(value.data)}:".encode())
+            digest.update(value.data)
+        elif key.startswith((_PREFIX, "general.")):
+            digest.update(f"{key}={value!r}\n".encode())
+    return digest.hexdigest()[:40]
 
 
 class _Vocabulary:

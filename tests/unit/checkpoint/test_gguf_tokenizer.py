@@ -1,6 +1,8 @@
 """Compare tokenizers of GGUF files with those of the library and with SentencePiece's rule."""
 
 import json
+import random
+import unicodedata
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,14 @@ from tokenizers import decoders as library_decoders
 
 from mie import LLM
 from mie.checkpoint.families import FAMILIES
+from mie.checkpoint.gguf import kept_vocabulary
+from mie.checkpoint.gguf import tokenizer as tokenizer_module
 from mie.checkpoint.gguf.architectures import ARCHITECTURES
 from mie.checkpoint.gguf.header import read_gguf
 from mie.checkpoint.gguf.tokenizer import tokenizer_json
 from mie.checkpoint.locate import BUNDLED_DIRECTORY
-from mie.errors import ChatTemplateError, TokenizerError
+from mie.errors import ChatTemplateError, RequestError, TokenizerError
+from mie.text import partial_tokenizer
 from mie.text.template_files import TemplateFiles
 from mie.text.tokenizer import Tokenizer
 
@@ -214,6 +219,77 @@ def test_bpe_equals_the_library_token_for_token(bpe: Any) -> None:
     assert tokenizer.vocab_size == reference.get_vocab_size()  # without unused ids
     assert tokenizer.eos_token_id == reference.token_to_id("<|end|>")
     assert tokenizer.special_ids == {*map(reference.token_to_id, ("<|begin|>", "<|end|>"))}
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Load a file twice. The second time, only the kept vocabulary is read."""
+    monkeypatch.setattr(kept_vocabulary, "MIN_PIECES", 0)
+
+    def load(path: Path) -> Tokenizer:
+        Tokenizer.load(path, None)
+        with monkeypatch.context() as patch:
+            patch.delattr(tokenizer_module, "tokenizer_json")
+            return Tokenizer.load(path, None)
+
+    return load
+
+
+def mixed(texts: list[str], count: int = 20) -> list[str]:
+    """Return the texts, and random mixtures of parts of them."""
+    rng = random.Random(count)
+    parts = [text[rng.randrange(len(text)) :][: rng.randrange(1, 9)] for text in texts * 3 if text]
+    return [*texts, *("".join(rng.choices(parts, k=rng.randrange(2, 12))) for _ in range(count))]
+
+
+def test_a_kept_bpe_gives_the_same_tokens(
+    bpe: Any, kept: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pre, reference, path = bpe
+    if pre == "default":  # such a file is read with a warning each time
+        with pytest.raises(AttributeError, match="tokenizer_json"):
+            kept(path)
+        return
+    monkeypatch.setattr(partial_tokenizer, "MAX_TEXTS", 1000)
+    tokenizer = kept(path)
+    monkeypatch.setattr(partial_tokenizer.PartialTokenizer, "whole", None)
+    for text in mixed(TEXTS):
+        if unicodedata.is_normalized("NFC", text) or pre not in NORMALISES:
+            ids = reference.encode(text).ids
+            assert tokenizer.encode(text, add_special_tokens=False) == ids, text
+            assert tokenizer.decode(ids) == reference.decode(ids)
+    size = reference.get_vocab_size()
+    for index in range(size):
+        token = reference.id_to_token(index)
+        assert tokenizer.id_to_token(index) == token
+        assert tokenizer.token_to_id(token) == index
+    assert tokenizer.id_to_token(size) is None
+    assert tokenizer.token_to_id("no such token") is None
+    assert tokenizer.vocab_size == size
+    assert tokenizer.eos_token_id == reference.token_to_id("<|end|>")
+    assert tokenizer.special_ids == {*map(reference.token_to_id, ("<|begin|>", "<|end|>"))}
+
+
+def test_a_partial_tokenizer_becomes_whole_where_a_caller_needs_more(
+    kept: Any, tmp_path: Path
+) -> None:
+    reference = library_tokenizer("qwen2")
+    reference.save(str(tmp_path / "tokenizer.json"))
+    path = write(tmp_path / "m.gguf", gguf_files.bpe_of(tmp_path, "qwen2", 0))
+    as_text = Library.from_str(json.dumps(tokenizer_json(read_gguf(path)))).to_str()
+    text = "e\u0301 is not in NFC, and some " * 100
+    assert kept(path).encode(text) == reference.encode(text).ids
+    assert kept(path).vocabulary() == reference.get_vocab()
+    assert kept(path).to_json() == as_text
+    tokenizer = kept(path)
+    for _ in range(partial_tokenizer.MAX_TEXTS + 3):
+        assert tokenizer.encode("Hello") == reference.encode("Hello").ids
+        assert tokenizer.decode([5, 260]) == reference.decode([5, 260])
+    tokenizer.complete()
+    assert tokenizer.to_json() == as_text
+    for wrong in (-1, 1 << 32):
+        with pytest.raises(RequestError, match="integers in"):
+            kept(path).decode([wrong])
 
 
 def test_no_other_pre_tokenizer_gives_the_same_tokens(bpe: Any) -> None:
@@ -542,3 +618,19 @@ def test_broken_pieces_are_refused(changes: dict[str, Any], message: str, tmp_pa
     kept = {key: item for key, item in values.items() if item is not ...}
     with pytest.raises(TokenizerError, match=message):
         Tokenizer.load(write(tmp_path / "m.gguf", kept), None)
+
+
+@pytest.mark.parametrize("adds_space", [True, False])
+def test_kept_pieces_give_the_same_tokens(
+    adds_space: bool, kept: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partial_tokenizer, "MAX_TEXTS", 1000)
+    values = pieces() | {"tokenizer.ggml.add_space_prefix": adds_space}
+    path = write(tmp_path / "m.gguf", values)
+    whole = Library.from_str(json.dumps(tokenizer_json(read_gguf(path))))
+    tokenizer = kept(path)
+    monkeypatch.setattr(partial_tokenizer.PartialTokenizer, "whole", None)
+    for text in mixed([*TEXTS, "a<tool>quickly</s> quickly"], 60):
+        ids = whole.encode(text).ids
+        assert tokenizer.encode(text, add_special_tokens=False) == ids, text
+        assert tokenizer.decode(ids) == whole.decode(ids)
