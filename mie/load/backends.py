@@ -81,14 +81,11 @@ def check_ranks(settings: LoadSettings) -> None:
             f"async_scheduling=True is not supported with tensor_parallel_size={size} on backend "
             "'cupy-emulated' (leave it out)"
         )
-    for name, value in (
-        ("prefix_cache_dir", config.prefix_cache_dir),
-        ("enable_lora", config.enable_lora),
-    ):
-        if value:
-            raise ConfigError(
-                f"{name} is not supported with tensor_parallel_size={size} (leave one of them out)"
-            )
+    if config.prefix_cache_dir is not None:
+        raise ConfigError(
+            f"prefix_cache_dir is not supported with tensor_parallel_size={size} (leave one of "
+            "them out)"
+        )
 
 
 def load_backend(

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from mie.checkpoint.weights import check_tied_head
+from mie.config.engine import EngineConfig
 from mie.load.backends import ChosenBackend
 from mie.load.opened import OpenedModel
 from mie.load.sizing import MemoryPlan, cache_shape, step_size
@@ -52,6 +53,14 @@ def load_device_part(
         states=states,
         forward=partial(decoder.forward, kv_cache=kv_cache, states=states),
     )
+
+
+def new_slots(opened: OpenedModel, backend: Backend, config: EngineConfig) -> AdapterSlots | None:
+    """Return empty slots of adapters, or None if the settings ask for none."""
+    if not config.enable_lora:
+        return None
+    sizes = config.max_loras, config.max_lora_rank
+    return AdapterSlots(backend.adapters, opened.config, *sizes)
 
 
 def prepare(part: DevicePart, plan: MemoryPlan, model: ModelConfig, *, use_tqdm: bool) -> None:

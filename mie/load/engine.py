@@ -30,12 +30,12 @@ from mie.errors import ConfigError
 from mie.events import EventLog
 from mie.load.adapters import Adapters
 from mie.load.backends import ChosenBackend, choose_backend
-from mie.load.device import load_device_part, prepare
+from mie.load.device import load_device_part, new_slots, prepare
 from mie.load.disk import NewStore, both, disk_tier
 from mie.load.fit import fitting_plan
 from mie.load.opened import OpenedModel, open_model
 from mie.load.panels import keep_panels
-from mie.load.ranks import Order, Ranks, directory_of
+from mie.load.ranks import Order, Ranks, RankSlots, directory_of
 from mie.load.settings import LoadSettings
 from mie.load.sizing import MemoryPlan
 from mie.memory.layers.part import Part
@@ -44,7 +44,6 @@ from mie.memory.layers.window import Window
 from mie.memory.layers.windows import Windows
 from mie.memory.manager import KVCacheManager
 from mie.model.config import ModelConfig
-from mie.model.layers.adapters import AdapterSlots
 from mie.ops.backend import Backend
 from mie.sched.scheduler import Scheduler
 from mie.sched.speculation import Drafter
@@ -165,10 +164,7 @@ def build_engine(
             tier,
             departures,
         )
-        slots = None
-        if config.enable_lora:
-            sizes_of_slots = config.max_loras, config.max_lora_rank
-            slots = AdapterSlots(backend.adapters, model, *sizes_of_slots)
+        slots = new_slots(opened, backend, config)
         part = load_device_part(opened, chosen, plan, use_tqdm=use_tqdm, adapters=slots)
         model_runner = ModelRunner(
             part.decoder,
@@ -204,7 +200,8 @@ def build_engine(
     )
     engine.observers.append(PreemptionWarnings())
     if slots is not None:
-        engine.adapters = Adapters(slots, model, config, engine)
+        of_all: Any = slots if opened.whole is None else RankSlots(slots, cast(Any, backend))
+        engine.adapters = Adapters(of_all, opened.whole or model, config, engine)
     if tier is not None:
         mover = Mover(
             backend=backend,

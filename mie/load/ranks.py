@@ -7,7 +7,7 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,11 +19,13 @@ from mie.base.worker import Worker, WorkerEnded, WorkerSilent
 from mie.checkpoint.gguf.header import GgufHeader
 from mie.errors import WorkerError
 from mie.load.backends import choose_backend
-from mie.load.device import load_device_part, prepare
+from mie.load.device import load_device_part, new_slots, prepare
 from mie.load.opened import open_model
 from mie.load.settings import LoadSettings
 from mie.load.sizing import MemoryPlan
 from mie.model.config import ModelConfig
+from mie.model.layers.adapters import AdapterSlots
+from mie.ops.adapters.low_rank import LowRank
 from mie.ops.backend import Array, StepBatch
 from mie.ranks.backend import RankBackend
 from mie.ranks.exchange import Abandoned, Exchange
@@ -141,9 +143,10 @@ def serve(order: Order, rank: int, memory: mmap.mmap, check: Callable[[], object
     chosen = choose_backend(opened, order.settings)
     backend: Any = chosen.backend
     backend.connect(Exchange(memory, backend.share, check))
-    part = load_device_part(opened, chosen, order.plan)
+    slots = new_slots(opened, backend, order.plan.config)
+    part = load_device_part(opened, chosen, order.plan, adapters=slots)
     prepare(part, order.plan, opened.config, use_tqdm=False)
-    follower = Follower(backend, part.forward, part.states)
+    follower = Follower(backend, part.forward, part.states, slots)
     follower.run()
 
 
@@ -151,9 +154,14 @@ class Follower:
     """Runs the commands of rank 0 in another rank."""
 
     def __init__(
-        self, backend: RankBackend, forward: Callable[[StepBatch], Array], states: Any
+        self,
+        backend: RankBackend,
+        forward: Callable[[StepBatch], Array],
+        states: Any,
+        slots: AdapterSlots | None,
     ) -> None:
-        self._backend, self._forward, self._states = backend, forward, states
+        self._backend, self._forward = backend, forward
+        self._states, self._slots = states, slots
 
     def run(self) -> None:
         """Run commands until the command "end"."""
@@ -186,6 +194,25 @@ class Follower:
     def import_state(self, slot: int, data: bytes) -> None:
         """Fill a slot with recurrent states."""
         self._backend.inner.recurrent.import_state(self._states, slot, data)
+
+    def put(self, slot: int, changes: Mapping[str, LowRank]) -> None:
+        """Fill a slot with the rank's part of an adapter."""
+        assert self._slots is not None
+        own = self._backend.share.changes(changes, self._backend.model)
+        self._slots.put(slot, own)
+
+
+class RankSlots:
+    """The slots of adapters of all ranks, in place of rank 0's own."""
+
+    def __init__(self, slots: AdapterSlots, backend: RankBackend) -> None:
+        self._slots, self._backend = slots, backend
+
+    def put(self, slot: int, changes: Mapping[str, LowRank]) -> None:
+        """Fill a slot with an adapter's changes by tensor."""
+        backend = self._backend
+        with backend.exchange.command("put", slot, changes):
+            self._slots.put(slot, backend.share.changes(changes, backend.model))
 
 
 def directory_of(directory: Path | GgufHeader) -> Path:

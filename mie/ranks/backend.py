@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mie.model.config import ModelConfig
+from mie.ops.adapters.low_rank import SlotShape
 from mie.ops.arrays import Bools, Floats
 from mie.ops.backend import (
     Array,
@@ -22,7 +23,6 @@ from mie.ops.backend import (
     StepSize,
 )
 from mie.ops.numpy_backend import NumpyLinear
-from mie.ops.weights.packed import PackedMatrix
 from mie.ranks.exchange import Exchange, memory_bytes
 from mie.ranks.share import Share
 
@@ -47,7 +47,8 @@ class RankBackend:
         self.caches: list[Array] = []
         """The KV cache and the host's cache, in the order of their allocation."""
         self._vocab_size = model.vocab_size
-        self._whole = model
+        self.model = model
+        """The sizes of the whole model."""
         self._is_own: Bools = np.empty(0, bool)  # whether the rank has each token's embedding
 
     def __getattr__(self, name: str) -> Any:
@@ -76,7 +77,7 @@ class RankBackend:
 
     def step_bytes(self, size: StepSize) -> int:
         """Return the bytes of a step, in which results are whole once they are gathered."""
-        ranks, model = self.share.num_ranks, self._whole
+        ranks, model = self.share.num_ranks, self.model
         whole = replace(
             size,
             num_heads=ranks * size.num_heads,
@@ -88,7 +89,7 @@ class RankBackend:
 
     def exchange_bytes(self) -> int:
         """Return the size of the shared memory."""
-        model = self._whole
+        model = self.model
         inner = max(map(model.mlp_size, range(model.num_layers)))
         inner = max(inner, model.experts.size if model.experts else 0)
         widest = max(model.vocab_size, model.hidden_size, inner, model.num_heads * model.head_dim)
@@ -131,8 +132,16 @@ class RankBackend:
         x = self.whole(x, num_inputs)
         if residual is None or residual.shape[-1] == num_outputs:
             return self.inner.linear(x, weight, residual)
+        width = residual.shape[-1]
+        if getattr(weight, "slots", None) is not None:  # adapters add to the sum with the residual
+            own = self._exchanged(self._take_own, residual, num_outputs)
+            return self.whole(self.inner.linear(x, weight, own), width)
         y = self.inner.linear(x, weight)
-        return self._exchanged(self.exchange.gather, y, residual.shape[-1], residual)
+        return self._exchanged(self.exchange.gather, y, width, residual)
+
+    def _take_own(self, out: Floats, x: Floats, added: None) -> None:
+        own = self.share.part(x.shape[-1])
+        out[...] = x[:, own.start : own.stop]
 
     def norm_add(self, x: Array, weight: Array, eps: float, residual: Array) -> Array:
         return self.inner.norm_add(self.whole(x, residual.shape[-1]), weight, eps, residual)
@@ -203,6 +212,10 @@ class RankBackend:
         return experts
 
     @property
+    def adapters(self) -> Any:
+        return _Adapters(self.inner.adapters, self.model.hidden_size, self.share.num_ranks)
+
+    @property
     def recurrent(self) -> Any:
         return _Recurrent(self.inner.recurrent, self.exchange)
 
@@ -221,6 +234,23 @@ class RankBackend:
         self._is_own = (token_ids >= 0) & (token_ids < len(rows))
         own = replace(batch, token_ids=np.where(self._is_own, token_ids, 0))
         return self.whole(self.inner.run_step(forward, own), self._vocab_size)
+
+
+class _Adapters:
+    """The operators of adapters. The plan of a rank has parts of the inputs of some matrices."""
+
+    def __init__(self, inner: Any, hidden_size: int, num_ranks: int) -> None:
+        self._inner, self._hidden_size, self._num_ranks = inner, hidden_size, num_ranks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def slot_bytes(self, shape: SlotShape) -> int:
+        """Return at least the bytes of all slots of a matrix, with whole inputs."""
+        if shape.num_inputs != self._hidden_size:
+            shape = replace(shape, num_inputs=self._num_ranks * (shape.num_inputs + 1))
+        num_bytes: int = self._inner.slot_bytes(shape)
+        return num_bytes
 
 
 class _Recurrent:
@@ -244,7 +274,7 @@ class _Recurrent:
 def _shape(weight: Any) -> tuple[int, int]:
     """Return the numbers of outputs and inputs of a loaded matrix."""
     if isinstance(weight, NumpyLinear):
-        weight = weight.weight if isinstance(weight.weight, PackedMatrix) else weight.weight.T
+        weight = weight.weight.T if isinstance(weight.weight, np.ndarray) else weight.weight
     elif hasattr(weight, "parts"):  # on a GPU
         return len(weight), weight.parts[0].shape[1]
     num_outputs, num_inputs = weight.shape

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from mie.checkpoint.sliced import SlicedCheckpoint
 from mie.checkpoint.weights import Checkpoint
 from mie.errors import ConfigError
 from mie.model.config import ModelConfig, Names
+from mie.ops.adapters.low_rank import LowRank
 
 Rows = Sequence[range]
 """Rows of a tensor, in rising order."""
@@ -52,6 +55,16 @@ class Share:
     def checkpoint(self, weights: Checkpoint, model: ModelConfig) -> Checkpoint:
         """Return the rank's rows of the weights of a model."""
         return SlicedCheckpoint(weights, dict(self._rows(model)))
+
+    def changes(self, changes: Mapping[str, LowRank], model: ModelConfig) -> dict[str, LowRank]:
+        """Return the rank's rows of the changes of tensors by an adapter."""
+        rows = dict(self._rows(model))
+        return {
+            name: replace(
+                change, b=np.concatenate([change.b[own.start : own.stop] for own in rows[name]])
+            )
+            for name, change in changes.items()
+        }
 
     def _rows(self, model: ModelConfig) -> Iterator[tuple[str, Rows]]:
         """Yield the rows of each tensor that is divided. All others are whole in every rank.

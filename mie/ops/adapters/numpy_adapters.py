@@ -48,6 +48,12 @@ class AdaptedMatrix:
         self._columns = [slice(*pair) for pair in zip([0, *ends], ends, strict=False)]
         self._changes: dict[int, Sequence[LowRank | None]] = {}
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The numbers of outputs and inputs, as of a packed matrix."""
+        shape: tuple[int, ...] = self._base.shape
+        return shape[::-1] if isinstance(self._base, np.ndarray) else shape
+
     def put(self, slot: int, changes: Sequence[LowRank | None]) -> None:
         """Replace the contents of a slot."""
         dtype = self._adapters.dtype

@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+from adapter_files import random_adapter, write_peft
 from compiled import needs_numba
 from engines import run_to_end
 from rank_threads import ranks_as_threads
 from small_pool import check_small_pool, stories
+from tiny_models import CONFIGS, random_weights, write_model
 
-from mie import LLM, SamplingParams
+from mie import LLM, LoRARequest, SamplingParams
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, EngineDeadError, WorkerError
 from mie.load.engine import load_engine
@@ -117,3 +119,32 @@ def test_jit_gives_the_bits_of_one_rank(tiny, name):
     run_to_end(two)
     assert answers(given) == answers(expected)
     assert np.isfinite(answers(given)[0][1][0].logprobs).all()
+
+
+@pytest.mark.usefixtures("ranks")
+@pytest.mark.parametrize("backend", ["numpy", pytest.param("jit", marks=needs_numba)])
+def test_adapters_are_divided_with_their_matrices(tmp_path, backend):
+    """Requests with and without adapters share steps. The matrices of queries have an order."""
+    weights = random_weights(CONFIGS["qwen3_tied"])
+    directory = write_model(tmp_path / "model", CONFIGS["qwen3_tied"], weights)
+    loras = [
+        LoRARequest(f"a{seed}", seed, str(write_peft(tmp_path / f"a{seed}", arrays)))
+        for seed in (1, 2)
+        for arrays in [random_adapter(weights, seed)]
+    ]
+    found = []
+    for num_ranks in (1, 2):
+        settings = {"enable_lora": True, "max_loras": 2, "num_threads": 1}
+        engine = engine_of(directory, num_ranks, backend, **settings)
+        slots = [engine.adapters.add(each, engine.adapters.read(each)).slot for each in loras]
+        requests = []
+        for slot in (0, *slots):
+            labels = {"priority": 0, "cache_salt": str(slot), "client": None, "constraint": None}
+            requests.append(engine.add([5, 6, 7], GREEDY, None, **labels, adapter=slot))
+        run_to_end(engine)
+        found.append(answers(requests))
+    tokens = [[output_ids for output_ids, _ in each] for each in found]
+    assert tokens[0] == tokens[1]
+    assert len({*map(tuple, tokens[0])}) == 3, "adapters change the tokens"
+    if backend == "jit":
+        assert found[0] == found[1]
