@@ -51,7 +51,7 @@ HANG_SECONDS = {"quick": 600, "slow": 3600}
 RARE = {("mode", "'random'"), ("mode", "'reverse'"), ("dtype", "'float16'")}
 """Values for which `make test` builds no kernels: other orders of threads, and a second float of 16
 bits."""
-MOST_BUILDS = 3
+MOST_BUILDS = 2
 """Number of cases of a test of CUDA kernels in `make test`."""
 WARM_UP = "from mie import LLM; LLM('bundled', backend='jit', num_blocks=8)"
 """Program that compiles the kernels of most tests of `jit`."""

@@ -54,13 +54,16 @@ CONFIGS = {
     "wide group": tiny_models.LLAMA | ODD | {"num_attention_heads": 32, "num_key_value_heads": 1},
 }
 WEIGHTS = {"float32": None, **HALVES}
-FORMS = (
-    Form(codes="int4", group=16, has_offsets=False),
-    Form(codes="int8", group=32, has_offsets=False),
-    None,
-)
+INT4, INT4_OF_16 = (Form(codes="int4", group=size, has_offsets=False) for size in (32, 16))
+INT8 = Form(codes="int8", group=32, has_offsets=False)
+FORMS = {
+    "quantised": (INT4, INT8, None),
+    "rounded activations": (INT4, INT8, None),
+    "quantised in groups of 16": (INT4_OF_16, INT8, None),
+    "groups of 16, rounded activations": (INT4_OF_16, INT8, None),
+}
 """The forms of neighbouring matrices of a quantised model, and so of the parts of a fused one."""
-QUANTISED, ROUNDED = "quantised", "rounded activations"
+QUICK_WEIGHTS = ("float32", "bfloat16", "quantised", "rounded activations")
 QUICK_LONGEST = 650
 """Length of the longest sequence in `make test`."""
 BLOCK_SIZES = (1, 3, 4, 8, 16, 24, 32)
@@ -75,14 +78,14 @@ class Model:
     directory: Any
     rounded_to: Any
     decoders: dict[int, Decoder]
-    is_quantised: bool = False
+    quantised_to: tuple[Form | None, ...] = ()
     activations: str = "float32"
 
     def forms(self, config: ModelConfig) -> dict[str, Form]:
         """Return the forms that matrices are rounded to, if the model is quantised."""
         matrices = [name for name, shape in expected_tensors(config).items() if len(shape) > 1]
-        chosen = dict(zip(matrices, itertools.cycle(FORMS), strict=False))
-        return {name: form for name, form in chosen.items() if form} if self.is_quantised else {}
+        chosen = dict(zip(matrices, itertools.cycle(self.quantised_to), strict=False))
+        return {name: form for name, form in chosen.items() if form}
 
     def on(self, backend: Any) -> Decoder:
         if id(backend) not in self.decoders:
@@ -104,8 +107,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Mo
         directory = tiny_models.write_model(root / name, config, weights)
         for dtype, rounded_to in WEIGHTS.items():
             found[name, dtype] = Model(directory, rounded_to, {})
-        found[name, QUANTISED] = Model(directory, None, {}, is_quantised=True)
-        found[name, ROUNDED] = Model(directory, None, {}, is_quantised=True, activations="int8")
+        for kind, forms in FORMS.items():
+            activations = "int8" if "rounded" in kind else "float32"
+            found[name, kind] = Model(directory, None, {}, forms, activations)
     return found
 
 
@@ -213,9 +217,9 @@ class Scenario:
 def draw(seed: int, models: dict[tuple[str, str], Model], longest: int) -> Scenario:
     """Return a scenario; `make test` compiles the kernels of few formats."""
     rng = np.random.default_rng(seed)
-    weights, caches = [*WEIGHTS, QUANTISED, ROUNDED], list(CACHES)
+    weights, caches = [*WEIGHTS, *FORMS], list(CACHES)
     if longest == QUICK_LONGEST:
-        weights, caches = ["float32", "bfloat16", QUANTISED, ROUNDED], [*QUICK_CACHES]
+        weights, caches = [*QUICK_WEIGHTS], [*QUICK_CACHES]
     names = list(CONFIGS)
     lengths = rng.integers(1, rng.choice([9, 40, 140]) + 1, rng.integers(1, 7))
     if rng.random() < 0.15:
@@ -258,7 +262,7 @@ def in_steps(scenario: Scenario, threads: int, is_eager: bool) -> list[Logits]:
         ):
             found[row].append(logits[begin:end])
         seen["batches"] += 1
-        seen["quantised"] += scenario.model.is_quantised
+        seen["quantised"] += bool(scenario.model.quantised_to)
         seen["rounded"] += scenario.model.activations == "int8"
         seen["recorded"] += not is_eager
         counts = np.diff(batch.cu_seqlens_q)

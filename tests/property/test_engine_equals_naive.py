@@ -374,7 +374,7 @@ def check_prompt_logprobs(model, prompt, got, was_aborted, atol):
 
 
 @pytest.mark.parametrize(
-    ("backend", "count"), [("numpy", 40), pytest.param("jit", 25, marks=needs_numba)]
+    ("backend", "count"), [("numpy", 40), pytest.param("jit", 12, marks=needs_numba)]
 )
 def test_engine_equals_naive(tiny, backend, count):
     """The scheduler is the same with each backend, so the second one runs fewer scenarios."""

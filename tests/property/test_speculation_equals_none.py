@@ -20,13 +20,13 @@ from tiny_hybrids import HYBRIDS, TinyHybrid
 from mie.engine.watch.snapshot import scheduler_snapshot
 from mie.events.replay import State
 
-NUM_SCENARIOS, NUM_OF_HYBRIDS = 25, 15
 OFTEN = (
     *("drafts kept", "drafts dropped", "drafts all kept", "preempted by recompute", "prefix hits"),
     *("fork", "aborts", "forced", "copies, fork", "constrained drafts", "trims", "pass", "wait"),
     *("logprobs of drafts", "interrupts"),
 )
 OF_HYBRIDS = ("drafts kept", "drafts dropped", "drafts all kept", "reverts", "forced", "interrupts")
+WITH_ANY_BACKEND = ("drafts kept", "drafts dropped", "drafts all kept")
 
 
 @pytest.fixture(scope="module")
@@ -149,19 +149,24 @@ def count(run, drafter):
             seen[kind + "s"] += 1
 
 
-@given(scenario=drafted(scenarios()))
-@settings(max_examples=NUM_SCENARIOS if settings().max_examples < 100 else settings().max_examples)
-def check_scenarios(tiny, backend, scenario):
-    check_drafts(tiny, backend, scenario)
+def check_plain(models, backend, scenario):
+    check_drafts(models, backend, scenario)
 
 
-@given(scenario=drafted(hybrid_scenarios()))
-@settings(
-    max_examples=NUM_OF_HYBRIDS if settings().max_examples < 100 else settings().max_examples // 3
-)
-def check_hybrids(hybrids, backend, scenario):
-    size = state_bytes(hybrids[scenario["model"]], backend)
-    check_drafts(hybrids, backend, in_bytes(scenario, size))
+def check_hybrid(models, backend, scenario):
+    size = state_bytes(models[scenario["model"]], backend)
+    check_drafts(models, backend, in_bytes(scenario, size))
+
+
+def check_random(models, backend, check, scenarios_of, num_scenarios, often):
+    """Check so many scenarios, and more while cases that occur ``often`` are too rare."""
+
+    @given(scenario=drafted(scenarios_of))
+    @settings(max_examples=num_scenarios)
+    def check_scenarios(scenario):
+        check(models, backend, scenario)
+
+    check_until_seen(lambda run: run(), check_scenarios, seen, often)
 
 
 BACKENDS = pytest.mark.parametrize("backend", ["numpy", pytest.param("jit", marks=needs_numba)])
@@ -169,11 +174,18 @@ BACKENDS = pytest.mark.parametrize("backend", ["numpy", pytest.param("jit", mark
 
 @BACKENDS
 def test_drafts_change_no_answer(tiny, backend):
-    wanted = dict.fromkeys(OFTEN, 2)
-    check_until_seen(lambda check: check(tiny, backend), check_scenarios, seen, wanted)
+    """The scheduler is the same with each backend, so the second one runs fewer scenarios."""
+    count = settings().max_examples
+    if count < 100:
+        count = {"numpy": 25, "jit": 10}[backend]
+    often = dict.fromkeys(OFTEN if backend == "numpy" else WITH_ANY_BACKEND, 2)
+    check_random(tiny, backend, check_plain, scenarios(), count, often)
 
 
 @BACKENDS
 def test_drafts_change_no_answer_of_a_hybrid(hybrids, backend):
-    wanted = dict.fromkeys(OF_HYBRIDS, 2)
-    check_until_seen(lambda check: check(hybrids, backend), check_hybrids, seen, wanted)
+    count = settings().max_examples // 3
+    if count < 33:
+        count = {"numpy": 15, "jit": 6}[backend]
+    often = dict.fromkeys(OF_HYBRIDS if backend == "numpy" else WITH_ANY_BACKEND, 2)
+    check_random(hybrids, backend, check_hybrid, hybrid_scenarios(), count, often)

@@ -66,8 +66,11 @@ def alone() -> list[Any]:
     [
         {"num_blocks": 400},
         {"num_blocks": 14, "watermark": 0},
-        {"num_blocks": 14, "watermark": 0, "preemption_mode": "swap", "swap_space": 2**24},
-        {"num_blocks": 400, "max_num_batched_tokens": 12},
+        pytest.param(
+            {"num_blocks": 14, "watermark": 0, "preemption_mode": "swap", "swap_space": 2**24},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"num_blocks": 400, "max_num_batched_tokens": 12}, marks=pytest.mark.slow),
     ],
     ids=["cached", "preempted", "swapped", "chunked"],
 )

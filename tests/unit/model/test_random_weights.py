@@ -30,8 +30,12 @@ def config_alone(directory: Path, config: dict[str, Any]) -> Path:
 
 
 def answer(directory: Path, **settings: Any) -> tuple[list[int], list[float]]:
-    """Return greedy tokens and their log-probabilities."""
-    llm = LLM(directory, skip_tokenizer_init=True, num_blocks=8, num_threads=1, **settings)
+    """Return greedy tokens and their log-probabilities.
+
+    Weights are read alike for each backend, and this one compiles nothing.
+    """
+    given = {"backend": "numpy", "num_blocks": 8, "num_threads": 1, **settings}
+    llm = LLM(directory, skip_tokenizer_init=True, **given)
     params = SamplingParams(temperature=0, max_tokens=6, logprobs=0, ignore_eos=True)
     [output] = llm.generate([PROMPT], params, use_tqdm=False)
     choice = output.outputs[0]

@@ -22,6 +22,8 @@ CPUS = {
     "cortex-a78": Cpu(ARM, "cortex-a78", ""),
     "neoverse-v2": Cpu(ARM, "neoverse-v2", ""),
 }
+EACH_WIDTH = ("haswell", "znver4", "cortex-a78")
+"""A CPU of each width of vectors, and so of each code that Numba makes."""
 
 
 class Registers(NamedTuple):
@@ -41,6 +43,13 @@ NEON = Registers(CPUS["cortex-a78"], re.compile(r"\bv\d+\.4s"), 20)
 STACK = re.compile(r"\(%rsp\)|\[sp")
 TO_STACK = re.compile(r"%[xyz]mm\d+, \S*\(%rsp\)$|\sst[rp]\s.*\[sp")
 VECTOR = re.compile(r"%[xyz]mm|\b[qv]\d+")
+EACH_CPU = pytest.mark.parametrize(
+    "cpu",
+    [
+        pytest.param(cpu, id=name, marks=[] if name in EACH_WIDTH else [pytest.mark.slow])
+        for name, cpu in CPUS.items()
+    ],
+)
 NAMED_CALL = re.compile(r"^\s+(?:callq?|bl|jmp)\s+([A-Za-z_]\w*)", re.MULTILINE)
 
 
@@ -87,7 +96,7 @@ def product_loops(kernel: str, cpu: Cpu, spill: re.Pattern[str] = STACK) -> list
     return loops
 
 
-@pytest.mark.parametrize("cpu", CPUS.values(), ids=CPUS)
+@EACH_CPU
 @pytest.mark.parametrize(
     "dtype",
     ["float32", *(pytest.param(each, marks=pytest.mark.slow) for each in ("bfloat16", "float16"))],
@@ -110,7 +119,7 @@ QUANTISED = (
 
 
 @pytest.mark.few
-@pytest.mark.parametrize("cpu", CPUS.values(), ids=CPUS)
+@EACH_CPU
 @pytest.mark.parametrize(
     "dtype",
     [*QUANTISED[:1], *(pytest.param(each, marks=pytest.mark.slow) for each in QUANTISED[1:])],
