@@ -63,6 +63,13 @@ class RankBackend:
         """Set the memory that the ranks share."""
         self.exchange = exchange
 
+    def numerics(self) -> dict[str, str | int]:
+        """Return the facts that select how numbers are rounded. On jit, ranks are no such fact."""
+        facts = self.inner.numerics()
+        if self.inner.name != "jit":
+            facts["tensor_parallel_size"] = self.share.num_ranks
+        return facts
+
     # Sizes. Ranks on one machine have equal shares of its memory.
 
     def memory(self) -> Memory:
@@ -161,22 +168,28 @@ class RankBackend:
         """
         w, size = weights, weights.head_dim
         q_norm, k_norm = w.q_norm, w.k_norm
-        if q_norm is None or k_norm is None or q_norm.size <= w.num_heads * size:
+        if q_norm is None or k_norm is None or self.model.qk_norm != "projection":
             return self.inner.norm_heads(x, weights, rope, kv_cache, layer, batch)
         num_keys_end = w.num_heads + w.num_kv_heads
         qkv = self.inner.norm_linear(x, w.norm, w.eps, w.qkv)
-        qkv = self._normed_together(qkv, slice(0, w.num_heads * size), q_norm, w.eps)
-        keys = slice(w.num_heads * size, num_keys_end * size)
-        qkv = self._normed_together(qkv, keys, k_norm, w.eps)
+        of_queries, of_keys = (
+            (0, q_norm, self.model.num_heads),
+            (w.num_heads, k_norm, self.model.num_kv_heads),
+        )
+        for first, norm, number in (of_queries, of_keys):
+            own = self.share.heads(number, size)
+            qkv = self._normed_together(qkv, first * size, own, norm, w.eps)
         qkv = qkv.reshape(len(qkv), num_keys_end + w.num_kv_heads, size)
         return self.inner.rope_write_kv(qkv, rope, kv_cache, layer, batch)
 
-    def _normed_together(self, qkv: Array, columns: slice, norm: Array, eps: float) -> Array:
-        """Normalise some columns together with the columns of the other ranks."""
-        own = self.share.part(norm.size)
+    def _normed_together(
+        self, qkv: Array, first: int, own: range, norm: Array, eps: float
+    ) -> Array:
+        """Normalise columns from ``first`` on, the ``own`` columns of the heads of all ranks."""
+        columns = slice(first, first + len(own))
 
         def take(out: Floats, x: Floats, added: None) -> None:
-            self.exchange.gather(out, x[:, columns])
+            self.exchange.gather(out, x[:, columns], own=own)
 
         def put(out: Floats, x: Floats, normed: Floats) -> None:
             out[...] = x

@@ -87,9 +87,14 @@ class Exchange:
 
     # Arrays.
 
-    def gather(self, out: Floats, x: Floats, added: Floats | None = None) -> None:
-        """Fill out [T, N] with the parts [T, N / ranks] of all ranks, and add ``added`` [T, N]."""
-        own = self.share.part(out.shape[-1])
+    def gather(
+        self, out: Floats, x: Floats, added: Floats | None = None, own: range | None = None
+    ) -> None:
+        """Fill out [T, N] with the parts [T, N / ranks] of all ranks, and add ``added`` [T, N].
+
+        ``own`` are the rank's columns, by default `Share.part`. Ranks may have equal columns.
+        """
+        own = own or self.share.part(out.shape[-1])
         for rows, whole in self._pieces(out):
             whole[:, own.start : own.stop] = x[rows]
             self._await_others()

@@ -142,8 +142,6 @@ def why_not(model: ModelConfig, num_ranks: int) -> str | None:
                 f"the model has {kv_heads} KV heads, and of the numbers {kv_heads} and {num_ranks} "
                 "neither divides the other"
             )
-        if model.qk_norm == "projection" and kv_heads % num_ranks:
-            return f"the model normalises {kv_heads} KV heads together, so ranks cannot share one"
     sizes = [model.mlp_size(each) for each in range(model.num_layers) if model.has_mlp(each)]
     sizes += [model.experts.size] if model.experts else []
     if min([model.hidden_size, *sizes]) < num_ranks:

@@ -25,6 +25,7 @@ CASES = {
     "one KV head": (CONFIGS["llama"] | ONE_KV_HEAD, {"preemption_mode": "swap"}, {}),
     "windows": (CONFIGS["gemma3"] | MANY_HEADS, {"preemption_mode": "swap", "num_blocks": 30}, {}),
     "norms of all heads": (CONFIGS["olmo3"] | MANY_HEADS, {}, {}),
+    "norms of one KV head": (CONFIGS["olmo3"] | ONE_KV_HEAD, {}, {}),
     "experts with sinks": (CONFIGS["gpt_oss"] | MANY_HEADS, {"preemption_mode": "swap"}, {}),
     "experts": (CONFIGS["qwen3_moe"] | ONE_KV_HEAD, {}, {}),
     "states": (HYBRIDS["qwen35"] | ONE_KV_HEAD, {"preemption_mode": "swap"}, {}),

@@ -63,7 +63,6 @@ def test_the_rows_of_all_ranks_are_the_rows_of_the_matrix():
     [
         ({"num_heads": 6}, 4, "the model has 6 attention heads, which 4 does not divide"),
         ({"num_heads": 12, "num_kv_heads": 2}, 3, "of the numbers 2 and 3 neither divides"),
-        ({"num_heads": 8, "num_kv_heads": 2, "qk_norm": "projection"}, 4, "normalises 2 KV heads"),
         ({"num_heads": 8, "num_kv_heads": 8, "intermediate_size": 3}, 4, "has only 3 outputs"),
     ],
 )
