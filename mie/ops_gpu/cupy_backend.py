@@ -38,6 +38,7 @@ from mie.ops_gpu.chip import Chip, device_memory
 from mie.ops_gpu.experts import CupyExperts
 from mie.ops_gpu.few_rows import MAX_OUTPUTS, Heads, Norm, most_sums_bytes
 from mie.ops_gpu.gemm import Gemm
+from mie.ops_gpu.integer import record_bytes
 from mie.ops_gpu.kv_cache import HostCache, KVCache
 from mie.ops_gpu.launcher import CupyLauncher, Launcher
 from mie.ops_gpu.products import WIDENED_BYTES, Products
@@ -55,7 +56,8 @@ class CupyBackend(Backend):
     Weights and activations have that dtype. So does the cache unless ``kv_cache_dtype`` is "int8"
     or "fp8". Every sum is float32. With ``is_deterministic`` the result of a sequence does not
     depend on its batch. ``memory_share`` is the fraction of the device's memory to use, counting
-    other processes.
+    other processes. ``activations`` "int8" rounds the inputs of products with int4 and int8
+    weights, as `mie.ops.weights.integer` defines it.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class CupyBackend(Backend):
         is_deterministic: bool = False,
         memory_share: float = 1.0,
         kv_cache_dtype: str = "auto",
+        activations: str = "float32",
     ) -> None:
         if dtype not in DTYPES:
             raise ConfigError(
@@ -90,7 +93,10 @@ class CupyBackend(Backend):
         self._fresh = fresh(launcher.xp)
         self._is_deterministic = is_deterministic
         self._chip = chip
-        self._products = Products(launcher, gemm, chip, self._empty, is_deterministic)
+        self.activations = activations
+        self._products = Products(
+            launcher, gemm, chip, self._empty, is_deterministic, activations == "int8"
+        )
         self._attention = PagedAttention(launcher, chip, is_deterministic, self._empty)
         self._steps = Steps(
             launcher,
@@ -107,6 +113,7 @@ class CupyBackend(Backend):
             "backend": self.name,
             "dtype": self.dtype.name,
             "kv_cache_dtype": self.kv_dtype.name,
+            "activations": self.activations,
             "batch_invariant": self._is_deterministic,
             "num_multiprocessors": self._chip.num_multiprocessors,
         }
@@ -139,8 +146,17 @@ class CupyBackend(Backend):
         if isinstance(self.launcher, CupyLauncher) and not self._steps.enforces_eager:
             kernel = self._attention.decode_kernel(size.num_heads, size.cache, element, stored)
             captured_bytes = graph_bytes(size, kernel.kind != "stream")
-        result_bytes = size.num_results * self.dtype.itemsize
+        result_bytes = size.num_results * self.dtype.itemsize + self._rounded_bytes(size)
         return result_bytes + 2 * kept_bytes + widened_bytes + captured_bytes
+
+    def _rounded_bytes(self, size: StepSize) -> int:
+        """Return the bytes of the rounded rows of a step's widest product."""
+        if self.activations != "int8":
+            return 0
+        widths = (size.hidden_size, size.num_heads * size.cache.head_dim, size.intermediate_size)
+        width = max(*widths, size.num_chosen * size.hidden_size)  # experts round each choice
+        width = max(width, size.num_chosen * size.expert_size, size.num_recurrent_results)
+        return size.num_tokens * record_bytes(width)
 
     # Weights.
 
@@ -212,7 +228,7 @@ class CupyBackend(Backend):
         return out
 
     def norm_linear(self, x: Array, norm: Array, eps: float, weight: CupyLinear) -> Array:
-        if norm is None or not self._products.are_few(x):
+        if norm is None or not self._products.takes_norm(x, weight):
             return super().norm_linear(x, norm, eps, weight)
         out = self._product(x, weight)
         self._products.linear(x, weight, out, norm=Norm(weight=norm, eps=eps))

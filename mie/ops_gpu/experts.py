@@ -24,7 +24,7 @@ from mie.ops_gpu.queue import Queue
 from mie.ops_gpu.weights import TILE, CupyLinear, Matrix, QuantisedMatrix
 
 FEW_ROWS, MANY_ROWS = 8, 32
-"""Rows of a block, if experts have few tokens, or many."""
+"""Rows of a block, if experts have few tokens, or many (kernels/integer.cuh has the same)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,14 +39,13 @@ class ExpertMatrices:
     def arrays(self) -> list[Array | None]:
         """The kernels' arguments."""
         m = self.matrix
-        own = [m.codes, m.scales, m.offsets] if isinstance(m, QuantisedMatrix) else [m, None, None]
+        own = m.arrays if isinstance(m, QuantisedMatrix) else (m, None, None)
         return [*own, self.bias]
 
     @property
     def shift(self) -> int:
         """The logarithm of the inputs that share a scale."""
-        m = self.matrix
-        return m.form.group.bit_length() - 1 if isinstance(m, QuantisedMatrix) else 0
+        return self.matrix.shift if isinstance(self.matrix, QuantisedMatrix) else 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -150,8 +149,9 @@ class CupyExperts(ExpertOperators):
         """Return the gated activations [T k, F]."""
         matrices, activation = weights.gate_up, weights.activation
         dim = matrices.shape[0] // 2
-        # A tile of a quantised matrix has outputs of one half.
-        if isinstance(matrices.matrix, QuantisedMatrix) and dim % TILE:
+        # A tile of a quantised matrix has outputs of one half. Integer products are not gated.
+        is_uneven = isinstance(matrices.matrix, QuantisedMatrix) and dim % TILE
+        if is_uneven or self._products.rounds(matrices.matrix):
             both = self._multiply("linear", at, at.rows, matrices, "expert gates", 2 * dim)
             return self.backend.activate(both, activation)
         kind = ACTIVATIONS.index(activation)
@@ -169,6 +169,13 @@ class CupyExperts(ExpertOperators):
         """Launch a kernel of expert_rows.cu. The first of ``sizes`` is the width of the result."""
         outputs, depth = matrices.shape
         out = self._empty(out_name, (len(x), sizes[0]), x.dtype)
+        matrix = matrices.matrix
+        if isinstance(matrix, QuantisedMatrix) and self._products.rounds(matrix):
+            rows, is_few = self._products.integer.round(x), at.tile_rows == FEW_ROWS
+            self._products.integer.experts(
+                rows, matrix, matrices.bias, at.tiles, out, is_few=is_few
+            )
+            return out
         way = way_of(kernel_type(x), matrices.matrix, at.tile_rows, depth, has_norm=None)
         kernel = self._launcher.kernel("expert_rows.cu", f"experts_{name}{way.parameters}")
         num_tiles = 2 * ceil_div(sizes[0], TILE) if name == "gated" else ceil_div(outputs, TILE)

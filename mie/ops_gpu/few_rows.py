@@ -242,11 +242,10 @@ class FewRows:
             size = splits * groups * way.rows * sets * way.tiles * TILE
             sums = self._empty("sums of products", (size,), np.dtype(np.float32))
             sharing = [sums, self._counters.zeros(groups * sets)]
-        matrix: list[Array | None] = [weight, None, None]
+        matrix: tuple[Array | None, ...] = (weight, None, None)
         shift = 0
         if isinstance(weight, QuantisedMatrix):
-            matrix = [weight.codes, weight.scales, weight.offsets]
-            shift = weight.form.group.bit_length() - 1
+            matrix, shift = weight.arrays, weight.shift
         numbers: list[Any] = [np.int32(size) for size in (num_rows, depth, shift, is_kept, *sizes)]
         numbers.append(np.float32(eps if norm is None else norm.eps))
         kernel = self._launcher.kernel("few_rows.cu", f"few_rows_{name}{way.parameters}")

@@ -29,6 +29,7 @@ def load_cupy_backend(
     batch_invariant: bool = False,
     kv_cache_dtype: str = "auto",
     enforce_eager: bool = False,
+    activations: str = "float32",
 ) -> CupyBackend:
     """Return the backend of a GPU.
 
@@ -65,6 +66,7 @@ def load_cupy_backend(
         is_deterministic=batch_invariant,
         memory_share=gpu_memory_utilization,
         kv_cache_dtype=kv_cache_dtype,
+        activations=activations,
     )
 
 
@@ -74,6 +76,7 @@ def load_emulated_backend(
     batch_invariant: bool = False,
     kv_cache_dtype: str = "auto",
     enforce_eager: bool = False,
+    activations: str = "float32",
 ) -> CupyBackend:
     """Return a backend that emulates the kernels on a CPU. dtype "auto" is float32."""
     check_cache("cupy-emulated", kv_cache_dtype)
@@ -90,4 +93,5 @@ def load_emulated_backend(
         enforce_eager=enforce_eager,
         is_deterministic=batch_invariant,
         kv_cache_dtype=kv_cache_dtype,
+        activations=activations,
     )

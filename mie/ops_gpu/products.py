@@ -9,6 +9,7 @@ from mie.ops_gpu.arrays import block_threads, element_type, kernel_type
 from mie.ops_gpu.chip import Chip
 from mie.ops_gpu.few_rows import FewRows, Heads, Norm
 from mie.ops_gpu.gemm import Gemm
+from mie.ops_gpu.integer import IntegerProducts, is_integer
 from mie.ops_gpu.launcher import Launcher
 from mie.ops_gpu.weights import TILE, UNIT, CupyLinear, Matrix, QuantisedMatrix
 
@@ -26,16 +27,32 @@ class Products:
     """Multiplies rows of a step with matrices."""
 
     def __init__(
-        self, launcher: Launcher, gemm: Gemm, chip: Chip, empty: Empty, is_deterministic: bool
+        self,
+        launcher: Launcher,
+        gemm: Gemm,
+        chip: Chip,
+        empty: Empty,
+        is_deterministic: bool,
+        rounds_activations: bool = False,
     ) -> None:
         self._launcher = launcher
         self._gemm = gemm
         self._empty = empty
         self._is_deterministic = is_deterministic
         self._few_rows = FewRows(launcher, chip, empty)
+        self._rounds_activations = rounds_activations
+        self.integer = IntegerProducts(launcher, empty)
 
-    def are_few(self, x: Array) -> bool:
-        """Whether our kernels multiply ``x`` with any matrix."""
+    def rounds(self, part: Matrix) -> bool:
+        """Whether products with the part round activations."""
+        return self._rounds_activations and is_integer(part)
+
+    def takes_norm(self, x: Array, weight: CupyLinear) -> bool:
+        """Whether `linear` has kernels that normalise ``x``."""
+        return self._are_few(x) and not any(map(self.rounds, weight.parts))
+
+    def _are_few(self, x: Array) -> bool:
+        """Whether our kernels multiply ``x`` with a matrix, if activations are not rounded."""
         return self._is_deterministic or len(x) <= MAX_ROWS
 
     def linear(
@@ -49,10 +66,15 @@ class Products:
     ) -> None:
         """Compute out [R, N] = norm(x) @ weight.T + bias, plus the old ``out`` if ``is_added``.
 
-        A norm needs few rows.
+        A norm needs `takes_norm`.
         """
+        rounded: Array | None = None
         for part, bias, first in weight.with_places():
-            if self.are_few(x):
+            if isinstance(part, QuantisedMatrix) and self.rounds(part):
+                assert norm is None
+                rounded = self.integer.round(x) if rounded is None else rounded
+                self.integer.linear(rounded, part, out, bias=bias, is_added=is_added, first=first)
+            elif self._are_few(x):
                 self._few_rows.linear(
                     x, part, out, bias=bias, norm=norm, is_added=is_added, first=first
                 )
@@ -63,7 +85,7 @@ class Products:
     def gated(self, x: Array, weight: CupyLinear, out: Array, norm: Norm) -> bool:
         """Compute the gated activation of few rows, unless no kernel has the matrix's shape."""
         [*others, part] = weight.parts
-        if others or not self.are_few(x) or not _is_aligned(part, len(part) // 2):
+        if others or not self.takes_norm(x, weight) or not _is_aligned(part, len(part) // 2):
             return False
         self._few_rows.gated(x, part, out, bias=weight.bias, norm=norm)
         return True
@@ -71,7 +93,7 @@ class Products:
     def takes_heads(self, x: Array, weight: CupyLinear, head_dim: int) -> bool:
         """Whether `heads` has a kernel for few rows and this matrix."""
         [*others, part] = weight.parts
-        return not others and self.are_few(x) and _is_aligned(part, head_dim // 2)
+        return not others and self.takes_norm(x, weight) and _is_aligned(part, head_dim // 2)
 
     def heads(self, x: Array, weight: CupyLinear, to: Heads, norm: Norm | None) -> None:
         """Compute the heads of few rows, rotated, with keys and values in the cache."""
@@ -96,11 +118,10 @@ class Products:
         """Write the weights of some rows, beginning with a tile, to ``out``."""
         name = f"widen_weights<{', '.join([kernel_type(out), *matrix.parameters])}>"
         num_rows, depth = out.shape
-        shift = matrix.form.group.bit_length() - 1
-        sizes = (np.int32(size) for size in (first, num_rows, depth, shift))
+        sizes = (np.int32(size) for size in (first, num_rows, depth, matrix.shift))
         grid = (ceil_div(ceil_div(depth, UNIT), 8), ceil_div(num_rows, TILE))
-        arrays = (matrix.codes, matrix.scales, matrix.offsets, out)
-        self._launcher.kernel("widen_weights.cu", name)(grid, (256,), (*arrays, *sizes))
+        args = (*matrix.arrays, out, *sizes)
+        self._launcher.kernel("widen_weights.cu", name)(grid, (256,), args)
 
     def gather(self, name: str, table: Matrix, rows: Array, dtype: np.dtype[np.generic]) -> Array:
         """Return the rows of a matrix as a new array [R, K] of ``dtype``."""
@@ -109,8 +130,7 @@ class Products:
         if isinstance(table, QuantisedMatrix):
             element = element_type(dtype)
             kernel = f"gather_weights<{', '.join([element, *table.parameters])}>"
-            shift = np.int32(table.form.group.bit_length() - 1)
-            args = (table.codes, table.scales, table.offsets, rows, out, np.int32(depth), shift)
+            args = (*table.arrays, rows, out, np.int32(depth), np.int32(table.shift))
             threads = block_threads(4 * ceil_div(depth, UNIT))
             self._launcher.kernel("widen_weights.cu", kernel)((len(rows),), (threads,), args)
             return out

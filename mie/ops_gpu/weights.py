@@ -48,6 +48,16 @@ class QuantisedMatrix:
         return min(self.form.group, UNIT)
 
     @property
+    def shift(self) -> int:
+        """The logarithm of the inputs that share a scale."""
+        return self.form.group.bit_length() - 1
+
+    @property
+    def arrays(self) -> tuple[Array | None, ...]:
+        """The kernels' arguments: codes, scales and offsets."""
+        return self.codes, self.scales, self.offsets
+
+    @property
     def parameters(self) -> tuple[str, ...]:
         """The kernels' template parameters: codes, span, and whether there are offsets."""
         has_offsets = "true" if self.form.has_offsets else "false"

@@ -66,6 +66,8 @@ TOKEN_KINDS: tuple[dict[str, Any], ...] = (
     {"dtype": "float16", "kv_cache_dtype": "int8"},
     {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
     {"dtype": "float16", "quantization": "int4", "kv_cache_dtype": "int8"},
+    {"dtype": "float32", "quantization": "int4", "activations": "int8"},
+    {"dtype": "bfloat16", "quantization": "int8", "activations": "int8"},
     {"dtype": "bfloat16", "batch_invariant": True},
 )
 
@@ -100,7 +102,8 @@ def judged_tokens(
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, logprobs=1)
     outputs = llm.generate([STORY], params, use_tqdm=False)
     outputs += llm.generate(list(PROMPTS), params, use_tqdm=False)
-    stored = {name: kind[name] for name in ("quantization", "kv_cache_dtype") if name in kind}
+    rounding = ("quantization", "kv_cache_dtype", "activations")
+    stored = {name: kind[name] for name in rounding if name in kind}
     oracle = LLM("bundled", backend="numpy", dtype="float32", **stored)
     answers = [output.outputs[0] for output in outputs]
     texts = [
@@ -126,6 +129,7 @@ GRAPH_KINDS = (
     {"dtype": "bfloat16"},
     {"dtype": "float16", "kv_cache_dtype": "int8"},
     {"dtype": "bfloat16", "quantization": "int4"},
+    {"dtype": "bfloat16", "quantization": "int4", "activations": "int8"},
 )
 
 

@@ -15,6 +15,11 @@ FLOATS = ("float", "f16", "bf16")
 HALVES = ("f16", "bf16")
 PRODUCTS = ("linear", "gated", "qkv")
 EXPERTS = ("linear", "gated")
+INTEGER_WAYS = (
+    *("nibbles, 16, true", "nibbles, 32, false", "nibbles, 64, false", "int8, 16, true"),
+    *("int8, 32, true", "int8, 16, false", "nibbles, 32, true"),
+)
+"""Codes, inputs with a scale and offsets of integer products: most registers, and most common."""
 TENSOR_CORE_SIZES = ("64, 1, 4, 4", "64, 2, 4, 4", "128, 1, 4, 3", "128, 2, 4, 3")
 QUANTIZED = ("int8", "e4m3")
 QUANTIZED_SIZES = ("64, 1, 4, 8", "64, 2, 4, 8", "128, 1, 4, 6", "128, 2, 4, 6")
@@ -73,6 +78,18 @@ ENTRIES = (
             "few_rows_linear<float, float, 64, false, 1, true, true>",
             "few_rows_linear<float, nibbles, 32, true, 1, true, true>",
             "few_rows_linear<bf16, bf16, 64, false, 2, true, false>",
+        ),
+    ),
+    Entry(file="round_rows.cu", names=each("round_rows<{}>", FLOATS)),
+    Entry(
+        file="integer_products.cu",
+        names=(
+            *each("integer_few<f16, {}, {}>", INTEGER_WAYS, (1, 2)),
+            *each("integer_many<f16, {}>", INTEGER_WAYS),
+            *each("integer_experts<f16, {}, {}>", INTEGER_WAYS[-2:], ("true", "false")),
+            # These stand for the other types of rows. Only epilogues differ.
+            "integer_few<bf16, nibbles, 32, true, 1>",
+            "integer_many<float, int8, 32, false>",
         ),
     ),
     Entry(
@@ -188,7 +205,7 @@ ENTRIES = (
         file="tests/kernels/emulator.cu",
         names=(
             *("warp_operations", "larger", "block_votes", "atomics", "matrices", "last_block_adds"),
-            *("fused", "widened_by_bits"),
+            *("fused", "widened_by_bits", "integer_matrices", "ieee"),
             *each("{}<{}>", ("scaled", "packed", "gemm"), HALVES),
             *each("widened<{}>", QUANTIZED),
         ),
@@ -202,8 +219,13 @@ SPILLS = {
     "few_rows.cu few_rows_qkv<f16, int8, 32, false, 2, true, true>": 8,
     "few_rows.cu few_rows_qkv<f16, int8, 16, false, 2, true, true>": 52,
     "few_rows.cu few_rows_qkv<bf16, int8, 16, false, 2, true, true>": 44,
+    "integer_products.cu integer_many<f16, nibbles, 32, false>": 52,
+    "integer_products.cu integer_many<f16, nibbles, 64, false>": 48,
+    "integer_products.cu integer_many<f16, nibbles, 32, true>": 24,
+    "integer_products.cu integer_many<f16, int8, 32, true>": 32,
 }
 """The most bytes of registers that kernels spill on some target. All others spill nothing.
 
-They are for 9 to 16 rows. A thread may have 128 registers, so that two blocks fit a multiprocessor.
+They are for 9 to 16 rows, or for many. A thread may have 128 registers, so that two blocks fit a
+multiprocessor.
 """

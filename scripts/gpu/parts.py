@@ -19,7 +19,7 @@ MOST_WORKERS = 14
 """Maximum number of processes of tests. NVRTC takes most of their time."""
 KERNEL_TESTS = (
     *("kernels", "few_rows", "quantised_products", "sampling", "cublas", "graphs"),
-    *("expert_kernels", "recurrent_kernels", "sinks"),
+    *("expert_kernels", "recurrent_kernels", "sinks", "cupy_integers"),
     *("nonfinite", "bfloat16_range", "whole_step_invariance"),
 )
 """The files of tests/kernels with cases that also run on a device."""

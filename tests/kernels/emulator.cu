@@ -227,3 +227,30 @@ __global__ void stale_shared(float* out) {
   out[blockIdx.x * 32 + threadIdx.x] = left_over[threadIdx.x];
   left_over[threadIdx.x] = 1.0f;
 }
+
+// Integer products of bytes: a [16, 32] and b [8, 32] by rows. y[0] [16, 8] has all of them, and
+// y[1] those of the first 16 inputs. Sums begin with d [16, 8].
+__global__ void integer_matrices(const unsigned* __restrict__ a, const unsigned* __restrict__ b,
+                                 const int* __restrict__ d, int* __restrict__ y) {
+  const int g = threadIdx.x / 4, t = threadIdx.x % 4;
+  const unsigned fragment[4] = {a[8 * g + t], a[8 * (g + 8) + t], a[8 * g + t + 4],
+                                a[8 * (g + 8) + t + 4]};
+  const unsigned half[2] = {fragment[0], fragment[1]}, other[2] = {b[8 * g + t], b[8 * g + t + 4]};
+  int sums[2][4];
+  for (int e = 0; e < 4; ++e)
+    sums[0][e] = sums[1][e] = d[8 * (g + 8 * (e / 2)) + 2 * t + e % 2];
+  mma_m16n8k32(sums[0], fragment, other);
+  mma_m16n8k16(sums[1], half, other[0]);
+  for (int i = 0; i < 2; ++i)
+    for (int e = 0; e < 4; ++e)
+      y[128 * i + 8 * (g + 8 * (e / 2)) + 2 * t + e % 2] = sums[i][e];
+}
+
+// a + b, a * b and a * b + c, each rounded once, with subnormal numbers.
+__global__ void ieee(const float* __restrict__ a, const float* __restrict__ b,
+                     const float* __restrict__ c, float* __restrict__ y) {
+  const int i = threadIdx.x, n = blockDim.x;
+  y[i] = ieee_add(a[i], b[i]);
+  y[n + i] = ieee_mul(a[i], b[i]);
+  y[2 * n + i] = ieee_fma(a[i], b[i], c[i]);
+}

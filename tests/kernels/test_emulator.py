@@ -13,6 +13,7 @@ from emulated import needs_compiler
 
 from mie.base.commands import run_command
 from mie.errors import ConfigError, MieError
+from mie.ops.weights.integer import fused_multiply_add
 from mie.ops_gpu.host.build import Builder
 from mie.ops_gpu.host.emulator import ORDERS
 from mie.ops_gpu.launcher import EmulatedLauncher, Kernel, KernelFault, Launcher
@@ -246,6 +247,30 @@ def test_gemm_by_cp_async_ldmatrix_and_mma(launcher: Launcher, name: str):
     kernel((n // 8, -(-m // 16)), (32,), (a, b, c, *sizes), shared_bytes=1536)
     wanted = a.astype(np.float64) @ b.astype(np.float64).T
     np.testing.assert_allclose(c, wanted, rtol=1e-5, atol=1e-4)
+
+
+def test_integer_mma(launcher: Launcher):
+    rng = np.random.default_rng(4)
+    a, b = (rng.integers(-128, 128, (n, 32)).astype(np.int8) for n in (16, 8))
+    a[0], b[0], b[1] = -128, -128, 127  # the largest sums
+    d = rng.integers(-(2**30), 2**30, (16, 8)).astype(np.int32)
+    y = np.zeros((2, 16, 8), np.int32)
+    words = (np.ascontiguousarray(each).view(np.uint32).reshape(-1) for each in (a, b))
+    launcher.kernel(FILE, "integer_matrices")((1,), (32,), (*words, d, y))
+    wide_a, wide_b = a.astype(np.int32), b.astype(np.int32)
+    np.testing.assert_array_equal(y[0], d + wide_a @ wide_b.T)
+    np.testing.assert_array_equal(y[1], d + wide_a[:, :16] @ wide_b[:, :16].T)
+
+
+def test_ieee_operations_keep_subnormal_numbers(launcher: Launcher):
+    rng = np.random.default_rng(5)
+    sizes = 2.0 ** rng.integers([[-149], [-20], [-140]], [[-100], [20], [-90]], (3, 256))
+    a, b, c = (rng.normal(size=(3, 256)) * sizes).astype(np.float32)
+    y = np.zeros((3, 256), np.float32)
+    launcher.kernel(FILE, "ieee")((1,), (256,), (a, b, c, y))
+    for got, wanted in zip(y, (a + b, a * b, fused_multiply_add(a, b, c)), strict=True):
+        np.testing.assert_array_equal(got.view(np.uint32), wanted.view(np.uint32))
+    assert (np.abs(y[1]) < 2.0**-126).any()
 
 
 # Poison.

@@ -49,12 +49,21 @@ class Run:
     """Run a random load through a backend that keeps its logits."""
 
     def __init__(
-        self, model: Path, backend: str, seed: int, *, config: EngineConfig, dtype: str
+        self,
+        model: Path,
+        backend: str,
+        seed: int,
+        *,
+        config: EngineConfig,
+        dtype: str,
+        quantization: str | None = None,
     ) -> None:
         self.logits: list[np.ndarray] = []
         self.num_seqs: list[int] = []
         self.requests: list[Request] = []
-        settings = LoadSettings(engine=config, backend=backend, dtype=dtype)
+        settings = LoadSettings(
+            engine=config, backend=backend, dtype=dtype, quantization=quantization
+        )
         self.engine = load_engine(model, settings, wrap=self._wrap)
         rng = np.random.default_rng(seed)
         for step in range(40):

@@ -88,6 +88,7 @@ def make_backend(
     is_deterministic: bool = False,
     chip: Chip = EMULATED_CHIP,
     stored: str = "auto",
+    activations: str = "float32",
 ) -> CupyBackend:
     return CupyBackend(
         "cupy-emulated",
@@ -98,6 +99,7 @@ def make_backend(
         queue=EmulatedQueue(),
         is_deterministic=is_deterministic,
         kv_cache_dtype=stored,
+        activations=activations,
     )
 
 

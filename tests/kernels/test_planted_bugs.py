@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import test_bfloat16_range as bfloat16_range
 import test_counters
+import test_cupy_integers as integer
 import test_expert_kernels as expert_kernels
 import test_far_places as far_places
 import test_few_rows as few_rows
@@ -181,6 +182,24 @@ def quantised_products() -> None:
     quantised.test_every_code_is_widened_exactly("float16", form)
 
 
+def integer_products() -> None:
+    """Run tests of integer products with few rows and many, and all kinds of groups."""
+    forms = integer.INTEGER_FORMS
+    for mode in ("checked", "any"):
+        for number, num_rows in ((3, 3), (0, 65), (9, 9), (2, 100)):
+            integer.test_products_have_the_bits_of_the_definition(
+                mode, "float32", forms[number], num_rows
+            )
+        integer.test_experts(mode, "float32", forms[3], False)
+    for number, num_rows in ((1, 65), (8, 3)):
+        integer.test_products_have_the_bits_of_the_definition(
+            "any", "float32", forms[number], num_rows
+        )
+    integer.test_rows_are_rounded_as_defined("any", "float32", 300)
+    for depth in (31, 513):
+        integer.test_an_end_inside_a_unit_adds_nothing("any", depth)
+
+
 def merges() -> None:
     """Run long decodes twice over the same counters, streamed and not."""
     shape = Shape("float16", 64, 2, 2, 16)
@@ -291,6 +310,7 @@ CHECKS: dict[str, Callable[..., None]] = {
             sampler,
             products,
             quantised_products,
+            integer_products,
             merges,
             sinks,
             soft_caps,

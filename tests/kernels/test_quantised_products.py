@@ -261,7 +261,7 @@ def test_each_product_uses_the_kernels_it_may():
     matrix = CupyLinear(parts=(matrix_of(rows_of(FORMS[0], 48, 64)),))
     dense = CupyLinear(parts=(np.zeros((48, 64), np.float16),))
     few, many = np.zeros((16, 64), np.float16), np.zeros((17, 64), np.float16)
-    assert (some.are_few(few), some.are_few(many)) == (True, False)
+    assert (some.takes_norm(few, matrix), some.takes_norm(many, matrix)) == (True, False)
     assert some.takes_heads(few, matrix, 32)
     assert not some.takes_heads(few, matrix, 24)  # a tile would have elements of both halves
     both = CupyLinear(parts=(*matrix.parts, *dense.parts))

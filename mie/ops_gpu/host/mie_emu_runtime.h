@@ -60,6 +60,7 @@ void ldmatrix(unsigned* r, const void* row, int matrices, bool transposed, Site 
 unsigned movmatrix_trans(unsigned a, Site site);
 void mma_m16n8k16(float* d, const unsigned* a, const unsigned* b, float (*widen)(uint16_t),
                   Site site);
+void mma_bytes(int* d, const unsigned* a, const unsigned* b, int halves, Site site);
 
 // Called before an atomic operation. The caller then loads and stores, because blocks and fibers
 // never run concurrently.

@@ -182,4 +182,25 @@ void mma_m16n8k16(float* d, const unsigned* a, const unsigned* b, float (*widen)
   }
 }
 
+// PTX ISA, "Matrix Fragments for mma.m16n8k32" and "mma.m16n8k16 with integer type". A half is 16
+// of k: two registers of a, and one of b.
+void mma_bytes(int* d, const unsigned* a, const unsigned* b, int halves, Site site) {
+  MIE_ENTER();
+  unsigned fragment[6];  // a[0..3], then b[0..1]
+  for (int i = 0; i < 2 * halves; ++i) fragment[i] = a[i];
+  for (int i = 0; i < halves; ++i) fragment[4 + i] = b[i];
+  const unsigned lane = self().lane, group = lane / 4, in_group = lane % 4;
+  const unsigned char* lanes = exchange_with(~0u, fragment, sizeof fragment, "mma", site);
+  if (runtime.launch.is_counted && lane == 0) count_mma();
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned row = group + 8 * (i / 2), column = 2 * in_group + i % 2;
+    for (unsigned k = 0; k < 16u * halves; ++k) {
+      const unsigned word = k % 16 / 4, byte = k % 4;
+      const unsigned a_at = 4 * (row / 8 + 2 * (k / 16)) + byte, b_at = 4 * (4 + k / 16) + byte;
+      d[i] += of_lane<int8_t>(lanes, row % 8 * 4 + word, a_at) *
+              of_lane<int8_t>(lanes, column * 4 + word, b_at);
+    }
+  }
+}
+
 }  // namespace mie_emu

@@ -40,12 +40,7 @@ struct ExpertTile {
       weight += (size_t)expert * width * all.depth;
       matrix.weight = reinterpret_cast<const uint4*>(weight);
     } else {
-      constexpr int VECTORS = IS_SAME<typename W::C, nibbles> ? 1 : 2;
-      const size_t before = (size_t)expert * ((width + TILE - 1) / TILE);  // tiles of outputs
-      const int groups = (all.depth - 1 >> all.shift) + 1;
-      matrix.weight += before * ((all.depth + UNIT - 1) / UNIT) * (VECTORS * 32);
-      matrix.scales += before * groups * TILE;
-      if constexpr (W::OFFSETS) matrix.offsets += before * groups * TILE;
+      matrix = of_expert<typename W::C, W::OFFSETS>(all, expert, width);
     }
   }
 

@@ -136,6 +136,67 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const unsigned (&a)[
   Mma<T>::m16n8k16(d, a, b);
 }
 
+// ---- tensor cores: d (16x8, int) += a (16x32 or 16x16, by rows) * b (32x8 or 16x8, by columns), of
+// signed bytes, the first one low
+//
+// a[0] = (g, 4t..)  a[1] = (g + 8, 4t..)  a[2] = (g, 4t + 16..)  a[3] = (g + 8, 4t + 16..)
+// b[0] = (4t.., g)  b[1] = (4t + 16.., g)
+// d as above. The product of 16 has the first halves of a and b.
+
+__device__ __forceinline__ void mma_m16n8k32(int (&d)[4], const unsigned (&a)[4],
+                                             const unsigned (&b)[2]) {
+#ifdef MIE_EMULATE
+  mie_emu::mma_bytes(d, a, b, 2, MIE_SITE);
+#else
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+__device__ __forceinline__ void mma_m16n8k16(int (&d)[4], const unsigned (&a)[2], unsigned b) {
+#ifdef MIE_EMULATE
+  mie_emu::mma_bytes(d, a, &b, 1, MIE_SITE);
+#else
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 "
+      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b));
+#endif
+}
+
+// ---- float32 as IEEE 754 defines it: rounded once, with subnormal numbers, whatever the options
+
+__device__ __forceinline__ float ieee_add(float a, float b) {
+#ifdef MIE_EMULATE
+  return a + b;
+#else
+  float d;
+  asm("add.rn.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b));
+  return d;
+#endif
+}
+__device__ __forceinline__ float ieee_mul(float a, float b) {
+#ifdef MIE_EMULATE
+  return a * b;
+#else
+  float d;
+  asm("mul.rn.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b));
+  return d;
+#endif
+}
+__device__ __forceinline__ float ieee_fma(float a, float b, float c) {
+#ifdef MIE_EMULATE
+  return fmaf(a, b, c);
+#else
+  float d;
+  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
+  return d;
+#endif
+}
+
 // ---- conversions, rounded to nearest even
 
 __device__ __forceinline__ float f16_bits_to_float(unsigned short bits) {

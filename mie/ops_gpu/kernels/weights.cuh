@@ -89,7 +89,9 @@ struct PackedUnit {
 };
 
 // fragment() is the first operand of step s of chunk c, and value() the weight of input j of its
-// four for output g (half 0) or g + 8 (half 1), without scale and offset.
+// four for output g (half 0) or g + 8 (half 1), without scale and offset. integers() is the first
+// operand of mma_m16n8k32 for chunk c. Nibbles there are 0 ... 15, and the inputs of four have the
+// order 0, 2, 1, 3.
 template <typename T, typename C, bool VECTOR>
 struct Unit : PackedUnit<2> {  // codes of eight bits
   template <bool OFFSETS>
@@ -100,6 +102,10 @@ struct Unit : PackedUnit<2> {  // codes of eight bits
   template <bool OFFSETS>
   __device__ __forceinline__ float value(int c, int s, int half, int j) const {
     return to_float(static_cast<C>(word_of(raw[c], 2 * s + half) >> 8 * j));
+  }
+  __device__ __forceinline__ void integers(unsigned (&a)[4], int c) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = word_of(raw[c], i);
   }
 };
 
@@ -122,6 +128,10 @@ struct Unit<T, nibbles, VECTOR> : PackedUnit<1> {
     const int nibble = 4 * (j % 2) + 2 * (j / 2) + half;
     const int code = static_cast<int>(word_of(raw[0], 2 * c + s) >> 4 * nibble & 15u);
     return static_cast<float>(OFFSETS ? code : code - 8);
+  }
+  __device__ __forceinline__ void integers(unsigned (&a)[4], int c) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = word_of(raw[0], 2 * c + i / 2) >> 4 * (i % 2) & 0x0f0f0f0fu;
   }
 };
 
@@ -208,3 +218,15 @@ struct Weights {
     }
   }
 };
+
+// The matrix [width, depth] of an expert, of those of all experts one after the other.
+template <typename C, bool OFFSETS>
+__device__ __forceinline__ Matrix of_expert(Matrix matrix, int expert, int width) {
+  constexpr int VECTORS = IS_SAME<C, nibbles> ? 1 : 2;
+  const size_t before = (size_t)expert * ((width + TILE - 1) / TILE);  // tiles of outputs
+  const int groups = (matrix.depth - 1 >> matrix.shift) + 1;
+  matrix.weight += before * ((matrix.depth + UNIT - 1) / UNIT) * (VECTORS * 32);
+  matrix.scales += before * groups * TILE;
+  if constexpr (OFFSETS) matrix.offsets += before * groups * TILE;
+  return matrix;
+}

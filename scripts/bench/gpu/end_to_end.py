@@ -26,11 +26,13 @@ INT4 = {"quantization": "int4"}
 ENGINES: dict[str, dict[str, Any]] = {
     "mie": {},
     "mie int4": INT4,
+    "mie int4, int8 activations": INT4 | {"activations": "int8"},
     "mie eager": EAGER,
     "transformers": {},
 }
 """Engine names, and settings of mie. transformers runs the requests as one static batch."""
-WEIGHT_SIZES = {"mie int4": (5 / 8, 9 / 8)}
+INT4_SIZES = (5 / 8, 9 / 8)
+WEIGHT_SIZES = {"mie int4": INT4_SIZES, "mie int4, int8 activations": INT4_SIZES}
 """Bytes of a quantised weight and its share of a float32 scale: of the layers, and of the head."""
 WORKLOADS, DRY_WORKLOADS = ((1, 150), (64, 150)), ((2, 3),)
 """Requests that arrive at once, and the new tokens of each."""

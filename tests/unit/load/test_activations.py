@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from emulated import needs_compiler
 from quantised_rows import FORMS, columns, in_blocks, quantised
 from tiny_models import LLAMA, QWEN3_TIED, random_weights, write_model
 
@@ -81,11 +82,10 @@ def test_an_embedding_is_exact_and_a_head_that_shares_it_rounds_activations():
     np.testing.assert_array_equal(got, integer_linear(x, rows))
 
 
-@pytest.mark.parametrize("backend", ["cupy", "cupy-emulated"])
-def test_a_backend_without_integer_products_refuses_the_setting(backend: str):
-    message = f"activations is not a setting of the {backend} backend"
-    with pytest.raises(ConfigError, match=message):
-        load_backend(backend, config=INT8)
+@needs_compiler
+def test_the_emulated_backend_states_the_setting():
+    """tests/kernels/test_integer_products.py has the products."""
+    assert load_backend("cupy-emulated", config=INT8).numerics()["activations"] == "int8"
 
 
 def test_float64_refuses_the_setting():
