@@ -16,6 +16,7 @@ from mie.cli.options import (
     DEFAULT_MODEL,
     add_engine_options,
     add_sampling_options,
+    engine_options,
     llm_with_trace,
     load_llm,
     report_sampling_defaults,
@@ -107,19 +108,21 @@ def _new_chat(args: argparse.Namespace, stack: ExitStack, look: Look, tells_spee
     from mie.text.template_files import template_given
 
     template = template_given(args.chat_template)  # refuse a file that cannot be read
-    tags: dict[str, Any] = {} if args.reasoning_parser else {"reasoning_parser": "auto"}
+    # A conversation has one sequence at a time, so memory is planned for one.
+    defaults: dict[str, Any] = {"reasoning_parser": "auto", "max_num_seqs": 1}
+    settings = {key: value for key, value in defaults.items() if key not in engine_options(args)}
 
     def load(name: str) -> LLM:
-        llm = load_llm(argparse.Namespace(**{**vars(args), "model": name}), **tags)
+        llm = load_llm(argparse.Namespace(**{**vars(args), "model": name}), **settings)
         report_sampling_defaults(args, llm, is_conversation=True)
         return llm
 
-    def params_of(llm: LLM, settings: Mapping[str, Any]) -> SamplingParams:
-        return sampling_params(args, settings, llm.generation_config.conversation)
+    def params_of(llm: LLM, changed: Mapping[str, Any]) -> SamplingParams:
+        return sampling_params(args, changed, llm.generation_config.conversation)
 
     # A model without --trace has no other owner than the conversation, so that /model can free it.
     if args.trace:
-        llm = stack.enter_context(llm_with_trace(args, **tags))
+        llm = stack.enter_context(llm_with_trace(args, **settings))
         report_sampling_defaults(args, llm, is_conversation=True)
     else:
         llm = load(args.model)

@@ -6,6 +6,8 @@ from mie.base.reprs import clipped, count
 from mie.lab.diff.report import Candidate, DiffReport, OperatorErrors, Place, TokenPart
 
 COLUMNS = ("operator", "layer", "max abs", "max rel", "row rel", "max ULP", "allowed", "")
+MANY_ULP = 1000
+"""A maximum of ULP that needs an explanation where the numbers are within tolerance."""
 _WIDTHS = (-15, 5, 8, 8, 8, 11, 8, 5)
 """Column widths of the table. Negative ones are left-aligned."""
 
@@ -66,6 +68,9 @@ def verdict(report: DiffReport) -> Iterator[str]:
         layer = "" if worst.layer is None else f" of layer {worst.layer}"
         share = f"{100 * worst.share:.0f} %"
         yield f"Within tolerance; closest is {worst.operator}{layer}, at {share} of its limit."
+        if max(row.max_ulp for row in report.rows) >= MANY_ULP:
+            yield "A limit is a share of the largest magnitude of a row. ULP are units of each"
+            yield "number, so a number near zero may differ by many ULP within the limit."
     else:
         yield "Tolerance exceeded, first at"
         yield f"  {report.first}:"

@@ -11,7 +11,7 @@ from audit import actions_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mie.cli import COMMANDS, main, new_parser
+from mie.cli import COMMANDS, chat, main, new_parser
 from mie.cli.options import add_engine_options, add_sampling_options, sampling_params
 from mie.config.engine_args import EngineArgs
 from mie.config.params.sampling import SamplingParams
@@ -52,6 +52,24 @@ def test_every_sampling_flag_arrives() -> None:
         skip_special_tokens=False,
         logprobs=5,
     )
+
+
+def test_a_conversation_plans_memory_for_one_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+
+    def refuse(args: argparse.Namespace, **more: Any) -> None:
+        given.append(more)
+        raise ConfigError("nothing is loaded")
+
+    monkeypatch.setattr(chat, "load_llm", refuse)
+    for options in ([], ["--max-num-seqs", "4"], ["--reasoning-parser", "none"]):
+        assert main(["chat", "--prompt", "Hi", *options]) == 2
+    assert [sorted(each) for each in given] == [
+        ["max_num_seqs", "reasoning_parser"],
+        ["reasoning_parser"],
+        ["max_num_seqs"],
+    ]
+    assert given[0]["max_num_seqs"] == 1
 
 
 def test_a_requests_own_parameters_take_precedence() -> None:
