@@ -61,6 +61,30 @@ class GgufArray:
         pairs = zip(starts.tolist(), ends, strict=True)
         return [self.data[start:end].decode() for start, end in pairs]
 
+    def text(self, index: int) -> str:
+        """Return one text, without the others.
+
+        Raises:
+            UnicodeDecodeError: it is not UTF-8.
+        """
+        assert self.places is not None, "an array of texts"
+        start = int(self.places[index])
+        size = LENGTH.unpack_from(self.data, start)[0]
+        return self.data[start + LENGTH.size : start + LENGTH.size + size].decode()
+
+    def find(self, text: str) -> int | None:
+        """Return the last index of a text, or None."""
+        assert self.places is not None, "an array of texts"
+        wanted = text.encode()
+        wanted = LENGTH.pack(len(wanted)) + wanted
+        place = self.data.rfind(wanted)
+        while place >= 0:
+            index = int(self.places.searchsorted(place))
+            if index < self.count and self.places[index] == place:
+                return index
+            place = self.data.rfind(wanted, 0, place + len(wanted) - 1)
+        return None
+
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the elements."""
         return iter(self.values)

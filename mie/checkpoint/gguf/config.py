@@ -13,7 +13,7 @@ from mie.checkpoint.gguf.architectures import ARCHITECTURES, GgufArchitecture, f
 from mie.checkpoint.gguf.arrays import STRING, GgufArray
 from mie.checkpoint.gguf.header import NO_TOKEN, GgufHeader, decimal
 from mie.checkpoint.gguf.tokenizer import END_TOKENS
-from mie.errors import ModelError, TokenizerError, UnsupportedModelError, WeightsError, shown
+from mie.errors import ModelError, UnsupportedModelError, WeightsError, shown
 
 _KEYS, _SAMPLING = json.loads(
     Path(__file__).with_name("keys.json").read_text(encoding="utf-8")
@@ -118,11 +118,9 @@ def _end_ids(header: GgufHeader) -> list[Any]:
     values = [_special_id(header, key) for key in ("eos_token_id", *_OTHER_ENDS)]
     found = [value for value in values if value is not None]
     if isinstance(tokens, GgufArray) and tokens.kind == STRING:
-        try:
-            ends = {text: index for index, text in enumerate(tokens) if text in END_TOKENS}
-        except UnicodeDecodeError as error:
-            raise TokenizerError(f"{header.path} has a token that is not UTF-8") from error
-        found += ends.values()
+        places = {text: tokens.find(text) for text in END_TOKENS}
+        ends = {text: index for text, index in places.items() if index is not None}
+        found += sorted(ends.values())
         if {"<|return|>", "<|call|>"} <= ends.keys():  # harmony, where it ends only a message
             found = [index for index in found if index != ends.get("<|end|>")]
     return list(dict.fromkeys(found))

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mie.checkpoint.gguf.arrays import GgufArray
+from mie.checkpoint.gguf.arrays import STRING, GgufArray
 from mie.checkpoint.gguf.header import NO_TOKEN, GgufHeader
 from mie.checkpoint.gguf.merges import cuts, find_merges, kept_merges
 from mie.checkpoint.gguf.splitters import DEFAULT, SPLITTERS, Splitter
@@ -128,7 +128,15 @@ class _Vocabulary:
                 f"has a tokenizer of kind {shown(self.model)}; mie reads 'gpt2' and 'llama'", True
             )
         self.splitter = self._splitter() if self.model == "gpt2" else Splitter()
-        self.tokens = self.array("tokens", str)
+        tokens = self._header.values.get(_PREFIX + "tokens")
+        if not isinstance(tokens, GgufArray) or tokens.kind != STRING or not tokens.count:
+            raise self.error(f"has no {_PREFIX}tokens of type str")
+        self._tokens = tokens
+
+    @cached_property
+    def tokens(self) -> Sequence[str]:
+        """All tokens. A single one is found faster by `token`."""
+        return self.array("tokens", str)
 
     @cached_property
     def kinds(self) -> Sequence[int]:
@@ -232,8 +240,11 @@ class _Vocabulary:
         if token_id is None or token_id in NO_TOKEN:
             return None
         is_id = isinstance(token_id, int)
-        if is_id and 0 <= token_id < len(self.tokens):
-            return str(self.tokens[token_id])
+        if is_id and 0 <= token_id < self._tokens.count:
+            try:
+                return self._tokens.text(token_id)
+            except UnicodeDecodeError as error:
+                raise self.error(f"has a text that is not UTF-8 in {_PREFIX}tokens") from error
         if is_used or not is_id:
             raise self.error(f"has {_PREFIX}{key} {shown(token_id)}, which is not a token")
         return None

@@ -45,6 +45,18 @@ def test_texts_of_any_length_and_bytes_are_found(texts, before, after) -> None:
     array = array_of(texts, before, after)
     assert array is not None
     assert array.values == list(array) == texts
+    assert [array.text(index) for index in range(len(texts))] == texts
+    last = {text: index for index, text in enumerate(texts)}
+    for text in (*last, "no such text", "a" * 300):
+        assert array.find(text) == last.get(text)
+
+
+def test_a_text_inside_another_text_is_not_found_there() -> None:
+    inner = gguf_files.text("ab")
+    array = array_of(["ab", (b"x" + inner + b"y").decode(), (inner + inner).decode()])
+    assert array is not None
+    assert array.find("ab") == 0
+    assert array.find("a") is None
 
 
 def test_many_texts_are_found_over_the_border_of_a_window() -> None:
