@@ -48,7 +48,7 @@ class RankThreads:
             raise WorkerError(f"a rank has ended: {self.error}")
 
     @contextlib.contextmanager
-    def loading(self) -> Iterator[None]:
+    def loading(self, backend: RankBackend) -> Iterator[None]:
         yield
         with self.exchange.command("ready"):
             pass

@@ -1,5 +1,7 @@
 """Choose and load a backend."""
 
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -71,6 +73,11 @@ def threads_of_rank(num_ranks: int) -> int:
 def check_ranks(settings: LoadSettings) -> None:
     """Raise `ConfigError` for settings that several ranks do not have."""
     size, config = settings.tensor_parallel_size, settings.engine
+    if not hasattr(os, "memfd_create"):
+        raise ConfigError(
+            f"tensor_parallel_size is {size}; ranks share memory as Linux does, and this is "
+            f"{sys.platform} (leave it out)"
+        )
     if settings.backend == "cupy":
         raise ConfigError(
             f"tensor_parallel_size is {size}; backend 'cupy' computes on one GPU in one process "

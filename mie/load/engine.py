@@ -91,7 +91,8 @@ def load_engine(
     if opened.whole is not None:
         path = directory_of(directory)
         order = Order(directory=path, settings=settings, model=opened.whole, plan=plan)
-        ranks = Ranks(cast(Any, chosen.backend), order).loading()
+        ranked = cast(Any, chosen.backend)
+        ranks = Ranks(ranked, order).loading(ranked)
     with ranks:
         engine = build_engine(
             opened,

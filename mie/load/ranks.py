@@ -63,9 +63,9 @@ class Ranks:
         file = os.memfd_create("mie-ranks")
         try:
             os.ftruncate(file, size)
-            self._exchange = Exchange(mmap.mmap(file, size), backend.share, self.check)
-            self._exchange.set_up()
-            backend.connect(self._exchange)
+            exchange = Exchange(mmap.mmap(file, size), backend.share, self.check)
+            exchange.set_up()
+            backend.connect(exchange)
             data = pickle.dumps(order, pickle.HIGHEST_PROTOCOL)
             names = [name for name in os.environ if name.startswith(_OF_ENVIRONMENT)]
             environment = {name: os.environ[name] for name in names}
@@ -99,11 +99,11 @@ class Ranks:
         raise WorkerError(self._fault)
 
     @contextmanager
-    def loading(self) -> Iterator[None]:
+    def loading(self, backend: RankBackend) -> Iterator[None]:
         """Wait at the end of the block until all ranks have loaded. An error ends them."""
         try:
             yield
-            with self._exchange.command("ready"):
+            with backend.exchange.command("ready"):
                 pass
         except BaseException:
             self.end()

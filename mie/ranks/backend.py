@@ -172,11 +172,8 @@ class RankBackend:
             return self.inner.norm_heads(x, weights, rope, kv_cache, layer, batch)
         num_keys_end = w.num_heads + w.num_kv_heads
         qkv = self.inner.norm_linear(x, w.norm, w.eps, w.qkv)
-        of_queries, of_keys = (
-            (0, q_norm, self.model.num_heads),
-            (w.num_heads, k_norm, self.model.num_kv_heads),
-        )
-        for first, norm, number in (of_queries, of_keys):
+        norms = (0, q_norm, self.model.num_heads), (w.num_heads, k_norm, self.model.num_kv_heads)
+        for first, norm, number in norms:
             own = self.share.heads(number, size)
             qkv = self._normed_together(qkv, first * size, own, norm, w.eps)
         qkv = qkv.reshape(len(qkv), num_keys_end + w.num_kv_heads, size)

@@ -1,5 +1,6 @@
 """Check that the processes of ranks compute together, and that none outlives the engine."""
 
+import gc
 import os
 import signal
 import sys
@@ -20,7 +21,7 @@ import os, sys
 from mie import LLM
 from mie.load.ranks import Ranks
 made, start = [], Ranks.loading
-Ranks.loading = lambda ranks: made.append(ranks) or start(ranks)
+Ranks.loading = lambda ranks, backend: made.append(ranks) or start(ranks, backend)
 llm = LLM("bundled", backend="numpy", num_blocks=16, tensor_parallel_size=4)
 print(*made[0].pids, flush=True)
 {action}
@@ -39,6 +40,16 @@ def test_processes_give_the_tokens_of_one_and_end_with_a_killed_rank():
     os.kill(rank, signal.SIGKILL)
     with pytest.raises(EngineDeadError, match="rank 1 of 2 has ended: signal 9"):
         llm.generate(prompts, PARAMS, use_tqdm=False)
+    assert children() <= before
+
+
+@pytest.mark.slow
+def test_ranks_end_with_their_engine():
+    before = children()
+    llm = LLM("bundled", **SETTINGS, tensor_parallel_size=2)
+    assert len(children() - before) == 1
+    del llm
+    gc.collect()
     assert children() <= before
 
 

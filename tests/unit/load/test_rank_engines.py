@@ -111,11 +111,20 @@ def test_heads_that_do_not_divide_are_refused(tiny):
 
 @needs_numba
 @pytest.mark.usefixtures("ranks")
-@pytest.mark.parametrize("name", ["llama", pytest.param("gpt_oss", marks=pytest.mark.slow)])
-def test_jit_gives_the_bits_of_one_rank(tiny, name):
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("llama", {}),
+        pytest.param("gpt_oss", {"enforce_eager": True}, marks=pytest.mark.slow),
+        pytest.param("qwen3_moe", {"async_scheduling": True}, marks=pytest.mark.slow),
+        pytest.param("gemma3", {"num_threads": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_jit_gives_the_bits_of_one_rank(tiny, name, settings):
     expected = ask(one := engine_of(tiny[name].directory, 1, "jit", num_threads=1))
     run_to_end(one)
-    given = ask(two := engine_of(tiny[name].directory, 2, "jit", num_threads=1))
+    settings = {"num_threads": 1, **settings}
+    given = ask(two := engine_of(tiny[name].directory, 2, "jit", **settings))
     run_to_end(two)
     assert answers(given) == answers(expected)
     assert np.isfinite(answers(given)[0][1][0].logprobs).all()
