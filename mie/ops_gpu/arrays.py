@@ -22,6 +22,7 @@ _KERNEL_TYPES = {
     DTYPES["bfloat16"]: "bf16",
     np.dtype(np.int8): "int8",
     np.dtype(np.uint8): "e4m3",  # an 8-bit float, for which CuPy has no dtype
+    np.dtype(np.uint32): "int4x8",
 }
 
 

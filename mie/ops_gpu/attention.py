@@ -34,8 +34,7 @@ STREAM_BLOCKS_PER_MULTIPROCESSOR = 3
 class AttentionCall:
     """One layer's attention: its arrays, and the sizes that follow from them.
 
-    q, out [T, Hq, Dh]; kv [N, 2, Hkv, B, Dh]; scales [N, 2, Hkv, B] of a quantised cache;
-    sinks [Hq].
+    q, out [T, Hq, Dh]; kv and scales: a layer of `kv_cache.KVCache`; sinks [Hq].
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class PagedAttention:
 
         ``scales`` are the scales of a quantised cache.
         """
-        assert kv.size // q.shape[2] < 1 << 32, "the kernels count rows in 32 bits"
+        assert kv.size // kv.shape[-1] < 1 << 32, "the kernels count rows in 32 bits"
         out = self._empty("attention", q.shape, q.dtype)
         arrays = {"q": q, "kv": kv, "scales": scales, "sinks": sinks, "out": out}
         call = AttentionCall(**arrays, batch=batch, window=window, soft_cap=soft_cap)

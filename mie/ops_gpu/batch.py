@@ -200,6 +200,7 @@ def padded(batch: StepBatch, bucket: Bucket) -> StepBatch:
         drawn_rows=None if batch.drawn_rows is None else more(batch.drawn_rows, 0),
         num_decodes=None,
         slots=None if batch.slots is None else more(batch.slots, -1),
+        adapters=None if batch.adapters is None else more(batch.adapters, 0),
         fresh=None if batch.fresh is None else np.append(batch.fresh, np.zeros(num_more, bool)),
     )
 

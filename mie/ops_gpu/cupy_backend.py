@@ -30,6 +30,7 @@ from mie.ops.backend import (
 from mie.ops.sampling import RowControls
 from mie.ops.weights.quantised import Form, Part, Rows
 from mie.ops_gpu import kv_cache, sampling
+from mie.ops_gpu.adapters import CupyAdapters
 from mie.ops_gpu.arena import fresh
 from mie.ops_gpu.arrays import DTYPES, block_threads, element_type, kernel_type, rounded
 from mie.ops_gpu.attention import PagedAttention
@@ -53,11 +54,11 @@ from mie.ops_gpu.weights import CupyLinear, Matrix, check_size, load_parts, pack
 class CupyBackend(Backend):
     """Runs where its launcher does, in ``dtype``: "float32", "float16" or "bfloat16".
 
-    Weights and activations have that dtype. So does the cache unless ``kv_cache_dtype`` is "int8"
-    or "fp8". Every sum is float32. With ``is_deterministic`` the result of a sequence does not
-    depend on its batch. ``memory_share`` is the fraction of the device's memory to use, counting
-    other processes. ``activations`` "int8" rounds the inputs of products with int4 and int8
-    weights, as `mie.ops.weights.integer` defines it.
+    Weights and activations have that dtype. So does the cache unless ``kv_cache_dtype`` is "int8",
+    "fp8" or "int4". Every sum is float32. With ``is_deterministic`` the result of a sequence does
+    not depend on its batch. ``memory_share`` is the fraction of the device's memory to use,
+    counting other processes. ``activations`` "int8" rounds the inputs of products with int4 and
+    int8 weights, as `mie.ops.weights.integer` defines it.
     """
 
     def __init__(
@@ -84,8 +85,8 @@ class CupyBackend(Backend):
         self.is_asynchronous = queue.is_asynchronous
         self.has_decode_kernels = True
         self.dtype = DTYPES[dtype]
-        self.kv_dtype = kv_cache.ELEMENTS.get(kv_cache_dtype, self.dtype)
-        self.itemsize: int = self.kv_dtype.itemsize
+        is_rounded = kv_cache_dtype != "auto"
+        self.kv_dtype = kv_cache.ELEMENTS[kv_cache_dtype] if is_rounded else self.dtype
         self.launcher = launcher
         self._xp = launcher.xp
         self._memory_share = memory_share
@@ -94,9 +95,6 @@ class CupyBackend(Backend):
         self._is_deterministic = is_deterministic
         self._chip = chip
         self.activations = activations
-        self._products = Products(
-            launcher, gemm, chip, self._empty, is_deterministic, activations == "int8"
-        )
         self._attention = PagedAttention(launcher, chip, is_deterministic, self._empty)
         self._steps = Steps(
             launcher,
@@ -104,6 +102,9 @@ class CupyBackend(Backend):
             enforce_eager=enforce_eager,
             follows_lengths=lambda: self._attention.follows_lengths,
         )
+        self._adapters = CupyAdapters(launcher, queue, self._empty, self._steps)
+        how = self._empty, is_deterministic, activations == "int8", self._adapters
+        self._products = Products(launcher, gemm, chip, *how)
         self._sampler = Sampler(launcher, queue)
         self._experts = CupyExperts(self, launcher, queue, self._products, self._empty)
         self._recurrent = CupyRecurrent(name, launcher, queue, self._empty, self._steps)
@@ -127,8 +128,7 @@ class CupyBackend(Backend):
         return packed_bytes(shape, form) if form else math.prod(shape) * self.dtype.itemsize
 
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
-        scale_bytes = 0 if self.kv_dtype == self.dtype else 4
-        return shape.num_elements * self.itemsize + shape.num_vectors * scale_bytes
+        return kv_cache.cache_bytes(shape, self.kv_dtype)
 
     def step_bytes(self, size: StepSize) -> int:
         """Count attention's last buffers twice, because captured steps may keep earlier ones.
@@ -466,5 +466,5 @@ class CupyBackend(Backend):
         return self._recurrent
 
     @property
-    def adapters(self) -> Any:
-        raise ConfigError(f"the {self.name} backend has no adapters (use backend='jit')")
+    def adapters(self) -> CupyAdapters:
+        return self._adapters

@@ -1,12 +1,12 @@
 """Select the attention kernel by two tables, in which the first match wins.
 
 Types have the names that the kernels use: "float", "f16", "bf16". A cache has the type of the
-queries, or, if quantised, "int8" or "e4m3". For sequences with one query:
+queries, or, if quantised, "int8", "e4m3" or "int4x8". For sequences with one query:
 
 | dtype     | head_dim         | group  | block_size | KV dtype   | stream | kernel              |
 | --------- | ---------------- | ------ | ---------- | ---------- | ------ | ------------------- |
-| f16, bf16 | 64, 128          | 1 … 16 | 16, 32, …  | any        | yes    | paged_decode_stream |
-| f16, bf16 | 64, 128          | 1 … 16 | 16, 32, …  | any        | no     | paged_decode_mma    |
+| f16, bf16 | 64, 128          | 1 … 16 | 16, 32, …  | not int4x8 | yes    | paged_decode_stream |
+| f16, bf16 | 64, 128          | 1 … 16 | 16, 32, …  | not int4x8 | no     | paged_decode_mma    |
 | any       | 8, 16, 24, … 256 | any    | any        | any        | any    | paged_decode        |
 
 The first two process tiles of eight query heads: one for groups up to 8, else two. For the other
@@ -53,6 +53,7 @@ KEPT_BYTES = 24
 """Bytes of shared memory in which a tensor-core prefill keeps integers beside its tiles."""
 
 QUANTIZED = ("int8", "e4m3")
+"""Elements of a quantised cache that tensor cores multiply."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +82,12 @@ def decode_kernel(
     ``may_stream`` means that the last bits of a result may depend on its batch, and ``is_capped``
     that scores have a soft cap.
     """
-    is_short = element in ("f16", "bf16")
-    if is_short and head_dim in MMA_STAGES and group <= 16 and block_size % 16 == 0:
+    if (
+        _suits_cores(element, stored)
+        and head_dim in MMA_STAGES
+        and group <= 16
+        and block_size % 16 == 0
+    ):
         stages, head_tiles = MMA_STAGES[head_dim], ceil_div(group, 8)
         row_bytes = 2 * head_dim
         if stored in QUANTIZED:
@@ -123,9 +128,13 @@ def prefill_kernel(
 
     ``is_capped`` means that scores have a soft cap.
     """
-    is_short, is_quantized = element in ("f16", "bf16"), stored in QUANTIZED
+    is_quantized = stored in QUANTIZED
     # Four scales of a quantised cache are fetched at a time, so they must be in one block.
-    if not is_short or head_dim not in MMA_STAGES or (is_quantized and block_size % 16):
+    if (
+        not _suits_cores(element, stored)
+        or head_dim not in MMA_STAGES
+        or (is_quantized and block_size % 16)
+    ):
         return plain_prefill_kernel(element, head_dim, stored=stored, is_capped=is_capped)
     row_bytes = head_dim + 4 if is_quantized else 2 * head_dim
     return PrefillKernel(
@@ -166,7 +175,7 @@ def plain_prefill_kernel(
 ) -> PrefillKernel:
     """Return the prefill kernel that supports every shape."""
     # Numbers in shared memory are widened if the cache is quantised.
-    itemsize = 2 if element in ("f16", "bf16") and stored not in QUANTIZED else 4
+    itemsize = 2 if element == stored != "float" else 4
     query_bytes = 4 * (16 * head_dim + WARPS * 32)  # 16 rows, and 32 weights for each warp
     key_bytes = 2 * 32 * (head_dim * itemsize + 4)  # keys and values, each row padded by one bank
     return PrefillKernel(
@@ -175,6 +184,11 @@ def plain_prefill_kernel(
         rows=16,
         shared_bytes=query_bytes + key_bytes,
     )
+
+
+def _suits_cores(element: str, stored: str) -> bool:
+    """Whether tensor cores multiply queries and a cache of these types."""
+    return element in ("f16", "bf16") and stored in (element, *QUANTIZED)
 
 
 def _parameters(element: str, stored: str, is_capped: bool, *sizes: int) -> str:

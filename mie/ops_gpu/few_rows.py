@@ -5,6 +5,7 @@ a part of them. These kernels normalise, multiply, and rotate, gate or add in on
 (kernels/few_rows.cuh). Their order of summation is the same for every number of rows.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,9 @@ from mie.ops_gpu.arrays import kernel_type
 from mie.ops_gpu.chip import Chip
 from mie.ops_gpu.launcher import Launcher
 from mie.ops_gpu.weights import TILE, UNIT, Matrix, QuantisedMatrix
+
+ChangesOf = Callable[[slice], Array]
+"""Returns the changes [R, N] of some rows of a product in float32, which are added like a bias."""
 
 MAX_WARPS = 8
 """Most warps of a block, each with a unit of every slice of K."""
@@ -168,6 +172,7 @@ class FewRows:
         norm: Norm | None = None,
         is_added: bool = False,
         first: int = 0,
+        changes: ChangesOf | None = None,
     ) -> None:
         """Compute norm(x) @ weight.T + bias, plus what is there if ``is_added``.
 
@@ -177,7 +182,9 @@ class FewRows:
         sizes = [width, stride, int(is_added)]
         for rows in self._launches(x):
             to = out[rows].reshape(-1)[first:]
-            self._launch("linear", x[rows], weight, norm, [bias, to], sizes, ceil_div(width, TILE))
+            own = None if changes is None else changes(rows).reshape(-1)[first:]
+            arrays, num_tiles = [bias, own, to], ceil_div(width, TILE)
+            self._launch("linear", x[rows], weight, norm, arrays, sizes, num_tiles)
 
     def gated(
         self,
@@ -187,25 +194,35 @@ class FewRows:
         *,
         bias: Array | None = None,
         norm: Norm | None = None,
+        changes: ChangesOf | None = None,
     ) -> None:
         """Compute the gated activation of a product. weight [2 F, K], bias [2 F], out [R, F]."""
         dim = len(weight) // 2
         for rows in self._launches(x):
             tiles = 2 * ceil_div(dim, TILE)
-            self._launch("gated", x[rows], weight, norm, [bias, out[rows]], [dim], tiles)
+            arrays = [bias, changes and changes(rows), out[rows]]
+            self._launch("gated", x[rows], weight, norm, arrays, [dim], tiles)
 
     def heads(
-        self, x: Array, weight: Matrix, to: Heads, *, bias: Array | None, norm: Norm | None
+        self,
+        x: Array,
+        weight: Matrix,
+        to: Heads,
+        *,
+        bias: Array | None,
+        norm: Norm | None,
+        changes: ChangesOf | None = None,
     ) -> None:
         """Compute query, key and value heads, rotate them, and write keys and values."""
         batch, num_heads, head_dim = to.batch, to.q.shape[1], to.q.shape[2]
         num_kv_heads, block_size = to.kv.shape[2:4]
         tiles = head_tiles(head_dim)
-        sizes = [num_heads, num_kv_heads, head_dim, tiles, block_size]
+        sizes = [num_heads, num_kv_heads, head_dim, tiles, block_size, len(weight)]
         eps = 0.0 if norm is None else norm.eps
         for rows in self._launches(x):
             places = [to.rope_table, batch.positions[rows], batch.slot_mapping[rows]]
-            arrays = [bias, to.q_norm, to.k_norm, *places, to.q[rows], to.kv]
+            norms, written = [to.q_norm, to.k_norm], [to.q[rows], to.kv]
+            arrays = [bias, changes and changes(rows), *norms, *places, *written]
             num_tiles = tiles * (num_heads + 2 * num_kv_heads)
             blocks = 1 if to.k_norm is None else tiles
             self._launch("qkv", x[rows], weight, norm, arrays, sizes, num_tiles, blocks, eps)
@@ -225,7 +242,10 @@ class FewRows:
         met_tiles: int = 1,
         eps: float = 0.0,
     ) -> None:
-        """Launch a kernel over ``num_tiles`` of outputs. ``met_tiles`` of them meet in a block."""
+        """Launch a kernel over ``num_tiles`` of outputs. ``met_tiles`` of them meet in a block.
+
+        ``arrays`` begin with the bias and the changes of rows.
+        """
         num_rows, depth = x.shape
         assert weight.shape[1] == depth
         way = way_of(kernel_type(x), weight, num_rows, depth, has_norm=norm is not None)
@@ -248,7 +268,8 @@ class FewRows:
             matrix, shift = weight.arrays, weight.shift
         numbers: list[Any] = [np.int32(size) for size in (num_rows, depth, shift, is_kept, *sizes)]
         numbers.append(np.float32(eps if norm is None else norm.eps))
-        kernel = self._launcher.kernel("few_rows.cu", f"few_rows_{name}{way.parameters}")
+        parameters = way.parameters if arrays[1] is None else f"{way.parameters[:-1]}, true>"
+        kernel = self._launcher.kernel("few_rows.cu", f"few_rows_{name}{parameters}")
         args = (x, None if norm is None else norm.weight, *matrix, *arrays, *sharing, *numbers)
         kernel(grid, (32 * warps_of(depth),), args, shared_bytes=shared_bytes)
 

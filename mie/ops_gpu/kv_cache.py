@@ -3,7 +3,8 @@
 Each layer is one array [N, 2, Hkv, B, Dh]. Keys and values of a block are neighbours, and the B
 rows of one (block, KV head) are contiguous. So a block is one run of memory, and a kernel that
 reads a block for one head reads whole bursts. A quantised cache (`ops.kv_cache`) has its scales in
-a second array for each layer, [N, 2, Hkv, B].
+a second array for each layer, [N, 2, Hkv, B]. Codes of 4 bits are [N, 2, Hkv, B, Dh / 8] integers.
+Their scales and offsets are [N, 2, Hkv, B, groups] pairs of float16, each in 32 bits.
 
 On the host a block is one run of bytes, with all its layers. Kernels gather blocks in this form on
 the device, so a copy moves as many as are neighbours on the host, to or from pinned memory.
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from mie.base.arithmetic import ceil_div
 from mie.ops.backend import Array, KVCacheShape
+from mie.ops.kv_cache import GROUP
 from mie.ops_gpu.arrays import element_type, kernel_type, to_host
 from mie.ops_gpu.cubins import KernelName
 from mie.ops_gpu.launcher import Launcher
@@ -32,8 +34,15 @@ COPY_THREADS, COPY_BYTES = 128, 16
 """Threads of a block of the copy kernels, and the bytes that each copies at a time."""
 
 
-ELEMENTS: dict[str, np.dtype[Any]] = {"int8": np.dtype(np.int8), "fp8": np.dtype(np.uint8)}
-"""The dtypes that hold a quantised cache. CuPy has no 8-bit float, so the bits are stored."""
+ELEMENTS: dict[str, np.dtype[Any]] = {
+    "int8": np.dtype(np.int8),
+    "fp8": np.dtype(np.uint8),
+    "int4": np.dtype(np.uint32),
+}
+"""The dtypes that hold a quantised cache. CuPy has no 8-bit float, so the bits are stored.
+
+Eight codes of 4 bits are one integer.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,11 +50,11 @@ class KVCache:
     """A KV cache on the device."""
 
     layers: Sequence[Array]  # L arrays [N, 2, Hkv, B, Dh]
-    scales: Sequence[Array] = ()  # of a quantised cache L arrays [N, 2, Hkv, B], float32
+    scales: Sequence[Array] = ()  # of a quantised cache L arrays [N, 2, Hkv, B, …], float32
 
     @property
     def is_quantized(self) -> bool:
-        """Whether the elements have one byte and a scale."""
+        """Whether the elements have scales."""
         return bool(self.scales)
 
     @property
@@ -85,12 +94,21 @@ def new_cache(
     shape: KVCacheShape, dtype: np.dtype[Any], zeros: Callable[[tuple[int, ...], Any], Array]
 ) -> KVCache:
     """Return a cache with elements of ``dtype``, in arrays that ``zeros`` allocates."""
-    dims = (shape.num_blocks, 2, shape.num_kv_heads, shape.block_size, shape.head_dim)
-    layers = [zeros(dims, dtype) for _ in range(shape.num_layers)]
+    rows = (shape.num_blocks, 2, shape.num_kv_heads, shape.block_size)
+    is_int4 = dtype == ELEMENTS["int4"]
+    elements = (*rows, shape.head_dim // 8 if is_int4 else shape.head_dim)
+    layers = [zeros(elements, dtype) for _ in range(shape.num_layers)]
     if dtype not in ELEMENTS.values():
         return KVCache(layers=layers)
-    scales = [zeros(dims[:-1], np.dtype(np.float32)) for _ in range(shape.num_layers)]
+    of_rows = (*rows, ceil_div(shape.head_dim, GROUP)) if is_int4 else rows
+    scales = [zeros(of_rows, np.dtype(np.float32)) for _ in range(shape.num_layers)]
     return KVCache(layers=layers, scales=scales)
+
+
+def cache_bytes(shape: KVCacheShape, dtype: np.dtype[Any]) -> int:
+    """Return the bytes of a cache with elements of ``dtype``."""
+    sizes = new_cache(shape, dtype, lambda dims, of: math.prod(dims) * of.itemsize)
+    return sum(sizes.planes)
 
 
 def move_blocks(

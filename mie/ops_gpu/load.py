@@ -7,18 +7,8 @@ from mie.ops_gpu.chip import EMULATED_CHIP, current_chip
 from mie.ops_gpu.cublas import Cublas
 from mie.ops_gpu.cupy_backend import CupyBackend
 from mie.ops_gpu.gemm import NumpyGemm
-from mie.ops_gpu.kv_cache import ELEMENTS
 from mie.ops_gpu.launcher import CupyLauncher, EmulatedLauncher
 from mie.ops_gpu.queue import CupyQueue, EmulatedQueue
-
-
-def check_cache(name: str, kv_cache_dtype: str) -> None:
-    """Refuse a cache that the kernels do not read."""
-    if kv_cache_dtype not in ("auto", *ELEMENTS):
-        raise ConfigError(
-            f"kv_cache_dtype {kv_cache_dtype!r} is not supported by the {name} backend (choose "
-            f"{', '.join(ELEMENTS)}, or backend jit)"
-        )
 
 
 def load_cupy_backend(
@@ -36,7 +26,6 @@ def load_cupy_backend(
     dtype "auto" is bfloat16 if the checkpoint is, and else float16. Values of a model trained in
     bfloat16 may not fit float16.
     """
-    check_cache("cupy", kv_cache_dtype)
     launcher = CupyLauncher()
     xp = launcher.xp
     has_bfloat16 = int(xp.__version__.partition(".")[0]) >= 14
@@ -79,7 +68,6 @@ def load_emulated_backend(
     activations: str = "float32",
 ) -> CupyBackend:
     """Return a backend that emulates the kernels on a CPU. dtype "auto" is float32."""
-    check_cache("cupy-emulated", kv_cache_dtype)
     queue = EmulatedQueue()
     launcher = EmulatedLauncher(submit=queue.submit)
     chosen = "float32" if dtype == "auto" else dtype

@@ -1,13 +1,16 @@
 """Choose how a matrix is multiplied: by our kernels, by cuBLAS, or widened first and by cuBLAS."""
 
+from typing import Any
+
 import numpy as np
 
 from mie.base.arithmetic import ceil_div
 from mie.ops.backend import Array
+from mie.ops_gpu.adapters import Changes, CupyAdapters
 from mie.ops_gpu.arena import Empty
 from mie.ops_gpu.arrays import block_threads, element_type, kernel_type
 from mie.ops_gpu.chip import Chip
-from mie.ops_gpu.few_rows import FewRows, Heads, Norm
+from mie.ops_gpu.few_rows import ChangesOf, FewRows, Heads, Norm
 from mie.ops_gpu.gemm import Gemm
 from mie.ops_gpu.integer import IntegerProducts, is_integer
 from mie.ops_gpu.launcher import Launcher
@@ -34,6 +37,7 @@ class Products:
         empty: Empty,
         is_deterministic: bool,
         rounds_activations: bool = False,
+        adapters: CupyAdapters | None = None,
     ) -> None:
         self._launcher = launcher
         self._gemm = gemm
@@ -42,6 +46,7 @@ class Products:
         self._few_rows = FewRows(launcher, chip, empty)
         self._rounds_activations = rounds_activations
         self.integer = IntegerProducts(launcher, empty)
+        self._adapters = adapters
 
     def rounds(self, part: Matrix) -> bool:
         """Whether products with the part round activations."""
@@ -66,28 +71,32 @@ class Products:
     ) -> None:
         """Compute out [R, N] = norm(x) @ weight.T + bias, plus the old ``out`` if ``is_added``.
 
-        A norm needs `takes_norm`.
+        A norm needs `takes_norm`. The rows' adapters change the product.
         """
         rounded: Array | None = None
+        changes = self._changes(x, weight, norm)
+        added = of_rows(changes) if self.takes_norm(x, weight) else None
         for part, bias, first in weight.with_places():
             if isinstance(part, QuantisedMatrix) and self.rounds(part):
                 assert norm is None
                 rounded = self.integer.round(x) if rounded is None else rounded
                 self.integer.linear(rounded, part, out, bias=bias, is_added=is_added, first=first)
             elif self._are_few(x):
-                self._few_rows.linear(
-                    x, part, out, bias=bias, norm=norm, is_added=is_added, first=first
-                )
+                how: dict[str, Any] = {"bias": bias, "norm": norm, "is_added": is_added}
+                self._few_rows.linear(x, part, out, **how, first=first, changes=added)
             else:
                 assert norm is None
                 self._many_rows(x, part, bias, out, first, is_added=is_added)
+        if changes is not None and added is None:
+            changes.add(out)
 
     def gated(self, x: Array, weight: CupyLinear, out: Array, norm: Norm) -> bool:
         """Compute the gated activation of few rows, unless no kernel has the matrix's shape."""
         [*others, part] = weight.parts
         if others or not self.takes_norm(x, weight) or not _is_aligned(part, len(part) // 2):
             return False
-        self._few_rows.gated(x, part, out, bias=weight.bias, norm=norm)
+        changes = of_rows(self._changes(x, weight, norm))
+        self._few_rows.gated(x, part, out, bias=weight.bias, norm=norm, changes=changes)
         return True
 
     def takes_heads(self, x: Array, weight: CupyLinear, head_dim: int) -> bool:
@@ -97,7 +106,12 @@ class Products:
 
     def heads(self, x: Array, weight: CupyLinear, to: Heads, norm: Norm | None) -> None:
         """Compute the heads of few rows, rotated, with keys and values in the cache."""
-        self._few_rows.heads(x, weight.parts[0], to, bias=weight.bias, norm=norm)
+        changes = of_rows(self._changes(x, weight, norm))
+        how: dict[str, Any] = {"bias": weight.bias, "norm": norm, "changes": changes}
+        self._few_rows.heads(x, weight.parts[0], to, **how)
+
+    def _changes(self, x: Array, weight: CupyLinear, norm: Norm | None) -> Changes | None:
+        return None if self._adapters is None else self._adapters.changes(x, weight, norm)
 
     def _many_rows(
         self, x: Array, part: Matrix, bias: Array | None, out: Array, first: int, *, is_added: bool
@@ -139,6 +153,11 @@ class Products:
         gather = self._launcher.kernel("gather_rows.cu", kernel)
         gather((len(rows),), (threads,), (table, rows, out, np.int32(depth)))
         return out
+
+
+def of_rows(changes: Changes | None) -> ChangesOf | None:
+    """Return the changes as the kernels of few rows take them."""
+    return None if changes is None else changes.of
 
 
 def _is_aligned(part: Matrix, outputs: int) -> bool:

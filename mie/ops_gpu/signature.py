@@ -22,7 +22,7 @@ from mie.ops_gpu.source import KERNELS
 
 MAX_THREADS = 1024
 
-LETTERS = {"float": "f4", "f16": "f2", "bf16": "b2", "int8": "i1", "e4m3": "u1"}
+LETTERS = {"float": "f4", "f16": "f2", "bf16": "b2", "int8": "i1", "e4m3": "u1", "int4x8": "u4"}
 """The types that a template takes."""
 
 SIGNATURES: dict[str, str] = json.loads((KERNELS / "signatures.json").read_text())

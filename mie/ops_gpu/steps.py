@@ -79,6 +79,10 @@ class Steps:
         """Whether a forward pass is being launched or captured."""
         self.has_states = False
         """Whether sequences have recurrent states. Steps of no sequences have none."""
+        self.has_adapters = False
+        """Whether matrices have slots of adapters."""
+        self.adapters: Array | None = None
+        """The slots of the tokens of the running step [T], if matrices have any."""
         self.arena = Arena(launcher.xp)
         self._launcher = launcher
         self._queue = queue
@@ -147,6 +151,8 @@ class Steps:
         """Upload the batch, to the memory of a captured step or to new memory."""
         if self.has_states and batch.slots is None:
             batch = without_states(batch)
+        if self.has_adapters and batch.adapters is None:
+            batch = replace(batch, adapters=np.zeros_like(batch.token_ids))
         host = host_batch(batch, None if bucket is None else bucket.max_len)
         if captured is None:
             table_width = host.table_width if bucket is None else self._table_width
@@ -172,8 +178,8 @@ class Steps:
         return CapturedStep(launch, batch, logits, self.arena.buffers)
 
     def _launch(self, forward: Forward, batch: DeviceBatch) -> Array:
-        self.is_running = True
+        self.is_running, self.adapters = True, batch.adapters if self.has_adapters else None
         try:
             return forward(batch)
         finally:
-            self.is_running = False
+            self.is_running, self.adapters = False, None

@@ -5,10 +5,12 @@ forms, such as the values beside queries and keys in some GGUF files, keeps each
 form.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,9 @@ from mie.errors import UnsupportedModelError
 from mie.ops.backend import Array
 from mie.ops.weights.quantised import Form, Part, QuantisedRows, Rows
 from mie.ops_gpu.arrays import rounded
+
+if TYPE_CHECKING:
+    from mie.ops_gpu.adapters import Slots
 
 TILE, UNIT = 16, 64
 """Outputs and inputs that a warp takes at a time."""
@@ -70,10 +75,11 @@ Matrix = Array | QuantisedMatrix
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CupyLinear:
-    """The parts of a matrix [N, K], one after the other, and its bias [N]."""
+    """The parts of a matrix [N, K], one after the other, its bias [N], and its adapters."""
 
     parts: tuple[Matrix, ...]
     bias: Array | None = None
+    slots: Slots | None = None
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))

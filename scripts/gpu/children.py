@@ -65,6 +65,7 @@ TOKEN_KINDS: tuple[dict[str, Any], ...] = (
     *({"dtype": dtype, **each} for dtype in LIMITS for each in QUANTISED_WEIGHTS),
     {"dtype": "float16", "kv_cache_dtype": "int8"},
     {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
+    *({"dtype": dtype, "kv_cache_dtype": "int4"} for dtype in LIMITS),
     {"dtype": "float16", "quantization": "int4", "kv_cache_dtype": "int8"},
     {"dtype": "float32", "quantization": "int4", "activations": "int8"},
     {"dtype": "bfloat16", "quantization": "int8", "activations": "int8"},
@@ -128,6 +129,7 @@ GRAPH_KINDS = (
     {"dtype": "float16"},
     {"dtype": "bfloat16"},
     {"dtype": "float16", "kv_cache_dtype": "int8"},
+    {"dtype": "float16", "kv_cache_dtype": "int4"},
     {"dtype": "bfloat16", "quantization": "int4"},
     {"dtype": "bfloat16", "quantization": "int4", "activations": "int8"},
 )

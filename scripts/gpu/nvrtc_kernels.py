@@ -22,6 +22,7 @@ INTEGER_WAYS = (
 """Codes, inputs with a scale and offsets of integer products: most registers, and most common."""
 TENSOR_CORE_SIZES = ("64, 1, 4, 4", "64, 2, 4, 4", "128, 1, 4, 3", "128, 2, 4, 3")
 QUANTIZED = ("int8", "e4m3")
+INT4 = "int4x8"
 QUANTIZED_SIZES = ("64, 1, 4, 8", "64, 2, 4, 8", "128, 1, 4, 6", "128, 2, 4, 6")
 
 
@@ -46,11 +47,20 @@ def each(pattern: str, *choices: tuple[object, ...]) -> tuple[str, ...]:
 
 
 ENTRIES = (
+    Entry(
+        file="adapters.cu",
+        names=(
+            *each("shrink_rows<{}, {}>", FLOATS, (1, 8)),
+            *each("expand_rows<{}, {}>", FLOATS, (1, 8)),
+        ),
+    ),
     Entry(file="add_bias.cu", names=each("add_bias<{}>", FLOATS)),
     Entry(
         file="copy_blocks.cu",
         names=each(
-            "{}<{}>", ("copy_blocks", "gather_blocks", "scatter_blocks"), ("f16", "bf16", "int8")
+            "{}<{}>",
+            ("copy_blocks", "gather_blocks", "scatter_blocks"),
+            ("f16", "bf16", "int8", INT4),
         ),
     ),
     Entry(
@@ -90,6 +100,14 @@ ENTRIES = (
             # These stand for the other types of rows. Only epilogues differ.
             "integer_few<bf16, nibbles, 32, true, 1>",
             "integer_many<float, int8, 32, false>",
+        ),
+    ),
+    Entry(  # with the changes of adapters
+        file="few_rows.cu",
+        names=(
+            *each("few_rows_{0}<{1}, {1}, 64, false, 1, true, true, true>", PRODUCTS, HALVES),
+            *each("few_rows_{0}<bf16, bf16, 64, false, 2, true, true, true>", PRODUCTS),
+            *each("few_rows_{}<{}, nibbles, 32, false, 1, true, true, true>", PRODUCTS, HALVES),
         ),
     ),
     Entry(
@@ -142,6 +160,8 @@ ENTRIES = (
             *each("paged_decode<f16, {}, 4>", ("64, 1", "128, 8", "256, 4")),
             "paged_decode<float, 64, 4, 4>",
             *each("paged_decode<{}, {}>", ("f16", "float"), ("64, 4, 4, int8", "128, 8, 4, e4m3")),
+            *each("paged_decode<{}, {}, 4, {}>", HALVES, ("64, 4", "128, 8"), (INT4,)),
+            "paged_decode<float, 64, 4, 4, int4x8>",
             *each("paged_decode<{0}, 256, 2, 4, {0}, true>", HALVES),  # Gemma 2
         ),
         threads=128,
@@ -172,6 +192,7 @@ ENTRIES = (
                 "paged_prefill<{}>", ("f16, 64", "f16, 128", "bf16, 128", "f16, 256", "float, 64")
             ),
             *each("paged_prefill<{}>", ("f16, 64, int8", "f16, 256, e4m3", "float, 64, int8")),
+            *each("paged_prefill<{}, {}, {}>", HALVES, (64, 128), (INT4,)),
             "paged_prefill<bf16, 256, bf16, true>",
         ),
         threads=128,
@@ -188,7 +209,10 @@ ENTRIES = (
     Entry(
         file="rms_norm.cu", names=each("{}<{}>", ("rms_norm", "head_norm", "gated_norm"), FLOATS)
     ),
-    Entry(file="rope_quantize_kv.cu", names=each("rope_quantize_kv<{}, {}>", FLOATS, QUANTIZED)),
+    Entry(
+        file="rope_quantize_kv.cu",
+        names=each("rope_quantize_kv<{}, {}>", FLOATS, (*QUANTIZED, INT4)),
+    ),
     Entry(file="rope_write_kv.cu", names=each("rope_write_kv<{}>", FLOATS)),
     *(
         Entry(file=f"{name}.cu", names=each(f"{name}<{{}}>", FLOATS))

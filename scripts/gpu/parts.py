@@ -19,6 +19,7 @@ MOST_WORKERS = 14
 """Maximum number of processes of tests. NVRTC takes most of their time."""
 KERNEL_TESTS = (
     *("kernels", "few_rows", "quantised_products", "sampling", "cublas", "graphs"),
+    *("int4_kernels", "adapter_kernels", "lora_engines"),
     *("expert_kernels", "recurrent_kernels", "sinks", "cupy_integers"),
     *("nonfinite", "bfloat16_range", "whole_step_invariance"),
 )
@@ -121,7 +122,7 @@ DIFFS: Mapping[str, Sequence[str]] = {
     "bfloat16": ("--dtype-b", "bfloat16"),
     **{
         f"{name} cache": ("--kv-cache-dtype-a", name, "--kv-cache-dtype-b", name)
-        for name in ("int8", "fp8")
+        for name in ("int8", "fp8", "int4")
     },
 }
 """The arguments of each `mie diff`. Side A is numpy in float32."""

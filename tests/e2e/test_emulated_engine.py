@@ -21,9 +21,9 @@ LENGTHS = pytest.mark.parametrize("max_tokens", [10, 24])
 @pytest.mark.slow
 @needs_compiler
 @LENGTHS
-@pytest.mark.parametrize("stored", ["auto", "int8", "fp8"])
+@pytest.mark.parametrize("stored", ["auto", "int8", "fp8", "int4"])
 def test_the_emulated_gpu_gives_the_tokens_of_numpy(stored: str, max_tokens: int):
-    """Rounding to a neighbouring element of a quantised cache moves no best logit either."""
+    """Rounding to a neighbouring number of a quantised cache moves no best logit either."""
     tokens, llm = stories("cupy-emulated", max_tokens=max_tokens, kv_cache_dtype=stored)
     wanted, _ = stories("numpy", max_tokens=max_tokens, kv_cache_dtype=stored)
     assert tokens == wanted

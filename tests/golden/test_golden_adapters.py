@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from compiled import needs_numba
+from emulated import needs_compiler
 from numpy.typing import NDArray
 
 from mie.checkpoint.adapters import read_adapter
@@ -69,7 +70,12 @@ def logits_of(decoder: Decoder, token_ids: list[int], slots: list[int]) -> NDArr
 
 @pytest.mark.parametrize(
     ("backend", "dtype"),
-    [("numpy", "float32"), ("numpy", "float64"), pytest.param("jit", "float32", marks=needs_numba)],
+    [
+        ("numpy", "float32"),
+        ("numpy", "float64"),
+        pytest.param("jit", "float32", marks=needs_numba),
+        pytest.param("cupy-emulated", "float32", marks=[needs_compiler, pytest.mark.slow]),
+    ],
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_equal_those_of_peft(name: str, backend: str, dtype: str) -> None:

@@ -6,8 +6,9 @@ quantised matrices whose sizes are around the ends of tiles, groups and slices, 
 by many powers of two or are not finite.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from test_kernels import (
     make_batch,
     make_cache,
     normal,
+    numbers_of_int4,
     operators_attention,
     wide,
 )
@@ -51,6 +53,16 @@ PLAIN = (
 )
 """Shapes of the plain kernels: dtype, head_dim, group, cache. Each is a build."""
 
+PLAIN_INT4 = (
+    ("float32", 8, 3, "int4"),
+    ("float32", 64, 7, "int4"),
+    ("float32", 80, 1, "int4"),
+    ("float16", 64, 4, "int4"),
+    ("float16", 96, 2, "int4"),
+    ("bfloat16", 128, 4, "int4"),
+)
+"""Shapes with a cache of four bits. It has plain kernels alone."""
+
 MODES = ("forward", "reverse", "random", "checked")
 Sequences = list[tuple[int, int]]
 """Number of queries and length of each sequence."""
@@ -60,12 +72,15 @@ def choose(rng: np.random.Generator, *choices: Any) -> Any:
     return choices[rng.integers(len(choices))]
 
 
-def draw_shape(rng: np.random.Generator) -> Shape:
-    """Return a shape of the kernels for tensor cores, or in a quarter of the calls a plain one."""
+def draw_shape(rng: np.random.Generator, plain: Sequence[Any]) -> Shape:
+    """Return a shape of the kernels for tensor cores, or in a quarter of the calls a plain one.
+
+    With shapes of four bits, all are plain.
+    """
     window = choose(rng, None, None, 1, 15, 16, 17, 64, int(rng.integers(1, 600)))
-    dtype, head_dim, group, stored = choose(rng, *PLAIN)
+    dtype, head_dim, group, stored = choose(rng, *plain)
     block_size = int(choose(rng, 1, 3, 16, rng.integers(1, 129)))
-    if rng.random() < 0.75:
+    if stored != "int4" and rng.random() < 0.75:
         dtype, head_dim = choose(rng, "float16", "bfloat16"), choose(rng, 64, 128)
         group, stored = int(rng.integers(1, 17)), choose(rng, "auto", "int8", "fp8")
         block_size = 16 * int(rng.integers(1, 9))
@@ -106,7 +121,11 @@ def make_hostile(rng: np.random.Generator, cache: KVCache, planes: np.ndarray, s
     factor = 2.0**exponents  # [N, B]
     planes *= factor[..., None, None]
     layout = factor[:, None, None, :]  # [N, 1, 1, B]
-    if shape.stored == "auto":
+    if shape.stored == "int4":
+        factors = cache.scales[0].view(np.float16).reshape(*cache.scales[0].shape, 2)
+        factors *= layout[..., None, None].astype(np.float16)  # small ones are rounded
+        planes[...] = numbers_of_int4(cache)
+    elif shape.stored == "auto":
         layer = cache.layers[0]
         layer[...] = (wide(layer) * layout[..., None]).astype(layer.dtype)
     else:
@@ -114,9 +133,9 @@ def make_hostile(rng: np.random.Generator, cache: KVCache, planes: np.ndarray, s
     return kind
 
 
-def attend(rng: np.random.Generator, mode: str) -> str:
+def attend(rng: np.random.Generator, mode: str, plain: Sequence[Any] = PLAIN) -> str:
     """Compare each row of an attention with the operator. Return a description of it."""
-    shape, sequences = draw_shape(rng), draw_sequences(rng)
+    shape, sequences = draw_shape(rng, plain), draw_sequences(rng)
     is_deterministic = bool(rng.random() < 0.5)
     chip = Chip(num_multiprocessors=int(choose(rng, 1, 2, 8, 132)), shared_bytes=227 << 10)
     query_scale = float(choose(rng, 0.125, 1.0, 1.0, 8.0, 64.0))
@@ -253,3 +272,10 @@ def run_calls(
 @pytest.mark.parametrize("call", [attend, multiply])
 def test_random_calls_agree_with_float64(seed: int, count: int, call: Callable[..., str]):
     assert len(run_calls(seed, count, call=call)) == count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_random_calls_over_four_bits_agree_with_float64(seed: int):
+    call = partial(attend, plain=PLAIN_INT4)
+    assert len(run_calls(seed, CALLS, call=call)) == CALLS

@@ -17,7 +17,7 @@ from mie.ops_gpu.gemm import NumpyGemm
 def test_dtypes_of_the_emulated_backend(dtype: str, itemsize: int):
     backend = load_backend("cupy-emulated", dtype)
     assert backend.name == "cupy-emulated"
-    assert backend.itemsize == itemsize
+    assert backend.dtype.itemsize == itemsize
 
 
 @needs_compiler

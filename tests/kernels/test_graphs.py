@@ -41,6 +41,7 @@ MODELS = {
     "head norms": (tiny_models.QWEN3_TIED, 4, "float16"),
     "stream": (WIDE, 16, "float16"),
     "streamed window": (WIDE_WINDOW, 16, "float16"),
+    "int4 cache": (WIDE_WINDOW, 16, "float32"),
 }
 DEVICES = ["cupy-emulated", *(["cupy"] if on_device.IS_WANTED else [])]
 
@@ -110,6 +111,7 @@ def test_graph_and_eager_are_equal_bit_for_bit(tmp_path: Path, device: str, name
     config, block_size, dtype = MODELS[name]
     model = tiny_models.write_model(tmp_path, config, tiny_models.random_weights(config))
     settings: dict[str, Any] = {
+        "kv_cache_dtype": "int4" if name == "int4 cache" else "auto",
         "num_blocks": 40,
         "block_size": block_size,
         "max_num_batched_tokens": 24,

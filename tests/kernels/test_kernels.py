@@ -6,6 +6,7 @@ begin as NaN. With MIE_GPU_TESTS=1 each also runs on a GPU. The operators run in
 kernel's inputs, so the difference is the kernel's own rounding.
 """
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from emulated import launcher, needs_compiler
 from mie.ops import activation, attention, norm, rope
 from mie.ops.backend import KVCacheShape, StepBatch
 from mie.ops.kv_cache import QUANTIZED as ROUNDED
+from mie.ops.weights import int4_cache
 from mie.ops.weights.quantised_cache import QuantizedCache, dequantize, quantize
 from mie.ops_gpu.arrays import DTYPES
 from mie.ops_gpu.attention import SPLIT_TOKENS
@@ -31,7 +33,7 @@ from mie.ops_gpu.queue import EmulatedQueue
 
 pytestmark = needs_compiler
 
-QUANTIZED = {name: ROUNDED[name] for name in ELEMENTS}
+QUANTIZED = {name: ROUNDED[name] for name in ("int8", "fp8")}
 
 # Maximum |got - wanted| / |wanted|. The last rounding, to the dtype, alone gives 0.3 of its epsilon
 # on average: 3e-8, 2e-4, 1.7e-3.
@@ -53,6 +55,9 @@ def launcher_of(mode: Any) -> Any:
 
 class PoisoningLauncher:
     """A launcher whose new arrays are NaN, which the checked build treats as uninitialised."""
+
+    uploaded: tuple[Any, ...] = (np.uint8,)
+    """The dtypes of arrays that the host uploads."""
 
     def __init__(self, mode: Any) -> None:
         self._launcher = launcher_of(mode)
@@ -77,7 +82,7 @@ class PoisoningLauncher:
 
     def _empty(self, shape: Any, dtype: Any) -> np.ndarray:
         array = np.empty(shape, dtype)
-        if array.size and array.dtype != np.uint8:  # the host uploads bytes
+        if array.size and array.dtype not in self.uploaded:
             self._launcher.mark_uninitialised(array)
         return array
 
@@ -89,10 +94,13 @@ def make_backend(
     chip: Chip = EMULATED_CHIP,
     stored: str = "auto",
     activations: str = "float32",
+    uploaded: tuple[Any, ...] = (np.uint8,),
 ) -> CupyBackend:
+    launcher = PoisoningLauncher(mode)
+    launcher.uploaded = uploaded
     return CupyBackend(
         "cupy-emulated",
-        PoisoningLauncher(mode),
+        launcher,
         NumpyGemm(),
         dtype,
         chip,
@@ -256,7 +264,7 @@ def test_rope_write_kv_quantises(mode: str, dtype: str, stored: str, head_dim: i
 
 
 @pytest.mark.parametrize("head_dim", [8, pytest.param(256, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("stored", ["auto", *QUANTIZED])
+@pytest.mark.parametrize("stored", ["auto", *ELEMENTS])
 def test_blocks_are_copied_exported_and_imported_bit_for_bit(
     mode: str, dtype: str, stored: str, head_dim: int
 ):
@@ -336,6 +344,10 @@ SHAPES = [
     Shape("bfloat16", 128, 4, 1, 16, 18, "int8"),
     Shape("bfloat16", 64, 16, 1, 48, None, "fp8"),
     Shape("bfloat16", 64, 2, 1, 24, None, "int8"),
+    Shape("float32", 80, 3, 2, 5, None, "int4"),
+    Shape("float16", 64, 2, 2, 16, 20, "int4"),
+    Shape("bfloat16", 128, 4, 1, 16, None, "int4"),
+    Shape("float32", 8, 1, 2, 3, 9, "int4"),
 ]
 
 LONG_SHAPES = [
@@ -347,6 +359,7 @@ LONG_SHAPES = [
     Shape("float16", 64, 3, 2, 16, None, "int8"),
     Shape("bfloat16", 128, 4, 1, 16, 300, "int8"),
     Shape("float16", 128, 9, 1, 32, None, "fp8"),
+    Shape("float16", 64, 2, 2, 16, 300, "int4"),
 ]
 
 
@@ -377,7 +390,11 @@ def test_tensor_cores_widen_every_element_exactly(
     np.testing.assert_array_equal(got, np.repeat(wanted, num_queries, axis=0)[:, None])
 
 
-INVARIANT = [("float32", "auto"), ("float16", "auto"), ("float16", "int8")]
+INVARIANT = [
+    *itertools.product(["float16"], ["auto", "int8"]),
+    ("float32", "auto"),
+    pytest.param("float16", "int4", marks=pytest.mark.slow),
+]
 
 
 def some(shapes: list[Shape], step: int = 3) -> list[Any]:
@@ -443,10 +460,29 @@ def make_cache(shape: Shape, batch: StepBatch, num_blocks: int) -> tuple[KVCache
             kv[table[length // shape.block_size], :, :, length % shape.block_size :] = np.nan
     if shape.stored == "auto":
         return KVCache(layers=[kv]), wide(kv).transpose(1, 0, 3, 2, 4)
+    if shape.stored == "int4":
+        codes = int4_cache.quantize(wide(kv))
+        codes.codes[np.isnan(codes.factors[..., 0, 0])] = 0xFF
+        factors = np.ascontiguousarray(codes.factors.swapaxes(-1, -2)).view(np.float32)
+        cache = KVCache(layers=[codes.codes.view(np.uint32)], scales=[factors[..., 0]])
+        return cache, numbers_of_int4(cache)
     quantized = quantize(wide(kv), QUANTIZED[shape.stored])
     elements = np.where(np.isnan(quantized.scales)[..., None], np.int8(127), as_bits(quantized))
     cache = KVCache(layers=[elements.astype(ELEMENTS[shape.stored])], scales=[quantized.scales])
     return cache, dequantize(quantized, np.float64).transpose(1, 0, 3, 2, 4)
+
+
+def content_of_int4(cache: KVCache) -> int4_cache.Int4Cache:
+    """Return the codes and the factors of a layer [N, 2, Hkv, B, ...] of a cache of four bits."""
+    factors = cache.scales[0].view(np.float16).reshape(*cache.scales[0].shape, 2)
+    codes = np.ascontiguousarray(cache.layers[0]).view(np.uint8)
+    return int4_cache.Int4Cache(codes, factors.swapaxes(-1, -2))
+
+
+def numbers_of_int4(cache: KVCache) -> np.ndarray:
+    """Return the numbers [2, N, B, Hkv, Dh] of a layer in float64."""
+    numbers = int4_cache.dequantize(content_of_int4(cache), np.float64)
+    return numbers.transpose(1, 0, 3, 2, 4)
 
 
 def as_bits(quantized: QuantizedCache) -> np.ndarray:

@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import test_adapter_kernels
 import test_bfloat16_range as bfloat16_range
 import test_counters
 import test_cupy_integers as integer
 import test_expert_kernels as expert_kernels
 import test_far_places as far_places
 import test_few_rows as few_rows
+import test_int4_kernels
 import test_kernels as kernels
 import test_nonfinite
 import test_prefill
@@ -92,6 +94,24 @@ def growing_units() -> None:
 
 def write(stored: str) -> None:
     kernels.test_rope_write_kv_quantises("any", "float32", stored, 8)
+
+
+def int4_write(head_dim: int = 80) -> None:
+    for mode in ("checked", "any"):
+        test_int4_kernels.test_keys_and_values_are_rounded_exactly_as_defined(
+            mode, "float32", head_dim
+        )
+
+
+def int4_read() -> None:
+    test_int4_kernels.test_decodes_and_prompts_read_four_bits("any")
+
+
+def adapters() -> None:
+    for mode in ("checked", "any"):
+        for count in (12, 30):
+            test_adapter_kernels.check_products(mode, "float32", count, True)
+    test_adapter_kernels.check_products("any", "float32", 30, False)
 
 
 def widen(dtype: str, stored: str) -> None:
@@ -303,6 +323,7 @@ CHECKS: dict[str, Callable[..., None]] = {
     check.__name__: check
     for check in (
         *(streamed, split, many_tiles, prefill, split_prefill, growing_units, write, widen, heads),
+        *(int4_write, int4_read, adapters),
         *(large_element, large_value, hides_no_nan, bank_conflicts, work),
         *(many_parts, far_rows, far_attention, far_writes, far_copies, order_of_blocks),
         *(

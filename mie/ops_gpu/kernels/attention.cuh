@@ -35,7 +35,8 @@ __device__ __forceinline__ void load8(float (&to)[8], const e4m3* from) {
 
 // One layer of the paged cache, [N, 2, Hkv, B, Dh]. K and V of a block are neighbours, and the B
 // rows of one (block, KV head) are contiguous, so a block id leads to whole DRAM bursts. A
-// quantised cache has a scale for each row, [N, 2, Hkv, B]; otherwise `scales` is null.
+// quantised cache has a scale for each row, [N, 2, Hkv, B]; otherwise `scales` is null. One of four
+// bits is [N, 2, Hkv, B, Dh / 8], and has a scale and an offset for each group of channels.
 template <typename T, typename C, int DH>
 struct PagedKV {
   const C* base;
@@ -48,9 +49,19 @@ struct PagedKV {
     return tile * block_size + offset;
   }
 
-  // Eight numbers of a row, starting at element `first`.
+  // Eight numbers of a row, starting at element `first`. They stay rotated in four bits.
   __device__ __forceinline__ void read8(float (&to)[8], size_t row, int first) const {
-    load8(to, base + row * DH + first);
+    if constexpr (IS_ROTATED<C>) {
+      constexpr int GROUPS = (DH + CHANNELS - 1) / CHANNELS;
+      const int4x8 codes = base[row * (DH / 8) + first / 8];
+      const unsigned factors = __float_as_uint(scales[row * GROUPS + first / CHANNELS]);
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        to[i] = (codes >> 4 * i & 15u) * scale_of_group(factors) + offset_of_group(factors);
+      return;
+    } else {
+      load8(to, base + row * DH + first);
+    }
     if constexpr (IS_QUANTIZED<T, C>) {
       const float scale = scales[row];
 #pragma unroll
@@ -58,6 +69,47 @@ struct PagedKV {
     }
   }
 };
+
+// Attention over a rotated cache rotates the queries instead of the keys, and the weighted sums
+// instead of the values. A short group at the end of a head is not rotated.
+
+// Rotates the whole groups of rows in shared memory. Every thread of the block calls.
+template <int DH>
+__device__ __forceinline__ void rotate_rows(float* rows, int count) {
+  constexpr int GROUPS = DH / CHANNELS;
+  __syncthreads();
+  for (int i = threadIdx.x / 32; i < count * GROUPS; i += blockDim.x / 32) {
+    float& x = rows[i / GROUPS * DH + i % GROUPS * CHANNELS + threadIdx.x % 32];
+    x = rotated(x * ROTATION_OUT);
+  }
+  __syncthreads();
+}
+
+// Rotates a head of which each lane has chunk `chunk` of eight elements. All lanes call.
+template <int DH>
+__device__ __forceinline__ void rotate_chunks(float (&x)[8], int chunk) {
+  float y[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) y[i] = x[i] * ROTATION_OUT;
+#pragma unroll
+  for (int distance = 1; distance < 8; distance *= 2)
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i & distance) continue;
+      const float first = y[i], second = y[i + distance];
+      y[i] = first + second, y[i + distance] = first - second;
+    }
+#pragma unroll
+  for (int lanes = 1; lanes < 4; lanes *= 2)
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float other = __shfl_xor_sync(MIE_FULL_WARP, y[i], lanes);
+      y[i] = chunk & lanes ? other - y[i] : y[i] + other;
+    }
+  if ((chunk / 4 + 1) * CHANNELS > DH) return;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[i] = y[i];
+}
 
 // A score in base 2. CAPPED: Gemma 2's soft cap, cap * tanh(score / cap), where the caller has
 // divided the scale by the cap instead of folding in log2(e), and `cap` is the cap times log2(e).

@@ -6,6 +6,7 @@
 //   weight                    C      dense [N, K], C being T, or the codes of a quantised matrix
 //   scales, offsets           float  of a quantised matrix
 //   bias             [N]      T      or null
+//   changes          [R, N]   float  CHANGED: added to each row like a bias (adapters.cu)
 //   sums, arrived             float, int32: where blocks that share K meet (Sharing), or null
 //
 // grid (ceil(R / (8 * TILES)), blocks that share the sets of MT tiles, splits of K), block (32 to
@@ -27,22 +28,29 @@ __device__ __forceinline__ Rows<typename W::T> rows_of(const typename W::T* x,
   return {x + (size_t)first * depth, norm, min(W::ROWS, num_rows - first), depth, eps};
 }
 
-template <typename T>
-__device__ __forceinline__ float bias_of(const T* bias, int n) {
-  return bias == nullptr ? 0.0f : to_float(bias[n]);
+// The bias of an output, and CHANGED: the change of a row, whose changes begin at `first`. A launch
+// has up to 256 rows, so 32 bits count them.
+template <bool CHANGED, typename T>
+__device__ __forceinline__ float bias_of(const T* bias, int n, const float* changes, int first) {
+  const float own = bias == nullptr ? 0.0f : to_float(bias[n]);
+  if constexpr (CHANGED) return own + changes[first + n];
+  return own;
 }
 
 // out [R, stride] = x . weight^T + bias, plus what is in `out` if is_added, in its first N columns.
-template <typename T, typename C, int SPAN, bool OFFSETS, int TILES, bool NORM, bool VECTOR>
+template <typename T, typename C, int SPAN, bool OFFSETS, int TILES, bool NORM, bool VECTOR,
+          bool CHANGED = false>
 __global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 || sizeof(T) == 4 ? 1 : 2)
 few_rows_linear(const T* __restrict__ x, const T* __restrict__ norm,
                 const uint4* __restrict__ weight, const float* __restrict__ scales,
-                const float* __restrict__ offsets, const T* __restrict__ bias, T* __restrict__ out,
-                float* sums, int* arrived, int num_rows, int depth, int shift, int is_kept,
-                int width, int stride, int is_added, float eps) {
+                const float* __restrict__ offsets, const T* __restrict__ bias,
+                const float* __restrict__ changes, T* __restrict__ out, float* sums, int* arrived,
+                int num_rows, int depth, int shift, int is_kept, int width, int stride,
+                int is_added, float eps) {
   using W = Way<T, C, SPAN, OFFSETS, TILES, NORM, VECTOR>;
   const Rows<T> rows = rows_of<W>(x, norm, num_rows, depth, eps);
-  T* block_out = out + (size_t)blockIdx.x * W::ROWS * stride;
+  const int first_row = blockIdx.x * W::ROWS;
+  T* block_out = out + (size_t)first_row * stride;
   multiply_rows<W>(
       rows, {weight, scales, offsets, depth, shift}, {sums, arrived, (int)gridDim.z, is_kept != 0},
       (width + TILE - 1) / TILE, 1,
@@ -53,7 +61,8 @@ few_rows_linear(const T* __restrict__ x, const T* __restrict__ norm,
           const int n = first * TILE + output;
           if (n >= width) continue;
           T* to = block_out + (size_t)row * stride + n;
-          const float sum = get(output, row) + bias_of(bias, n);
+          const float sum =
+              get(output, row) + bias_of<CHANGED>(bias, n, changes, (first_row + row) * stride);
           *to = from_float<T>(is_added ? sum + to_float(*to) : sum);
         }
       });
@@ -61,16 +70,18 @@ few_rows_linear(const T* __restrict__ x, const T* __restrict__ norm,
 
 // out [R, F] = silu(gate) * up, where the matrix [2 F, K] gives gate, then up (activation.cuh).
 // Tiles of gates and of their ups take turns. If the matrix is quantised, F is a multiple of 16.
-template <typename T, typename C, int SPAN, bool OFFSETS, int TILES, bool NORM, bool VECTOR>
+template <typename T, typename C, int SPAN, bool OFFSETS, int TILES, bool NORM, bool VECTOR,
+          bool CHANGED = false>
 __global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 || sizeof(T) == 4 ? 1 : 2)
 few_rows_gated(const T* __restrict__ x, const T* __restrict__ norm,
                const uint4* __restrict__ weight, const float* __restrict__ scales,
-               const float* __restrict__ offsets, const T* __restrict__ bias, T* __restrict__ out,
-               float* sums, int* arrived, int num_rows, int depth, int shift, int is_kept,
-               int dim, float eps) {
+               const float* __restrict__ offsets, const T* __restrict__ bias,
+               const float* __restrict__ changes, T* __restrict__ out, float* sums, int* arrived,
+               int num_rows, int depth, int shift, int is_kept, int dim, float eps) {
   using W = Way<T, C, SPAN, OFFSETS, TILES, NORM, VECTOR>;
   const Rows<T> rows = rows_of<W>(x, norm, num_rows, depth, eps);
-  T* block_out = out + (size_t)blockIdx.x * W::ROWS * dim;
+  const int first_row = blockIdx.x * W::ROWS;
+  T* block_out = out + (size_t)first_row * dim;
   multiply_rows<W>(
       rows, {weight, scales, offsets, depth, shift}, {sums, arrived, (int)gridDim.z, is_kept != 0},
       2 * ((dim + TILE - 1) / TILE), 1,
@@ -84,8 +95,9 @@ few_rows_gated(const T* __restrict__ x, const T* __restrict__ norm,
           const int output = i % gates, row = i / gates, n = first / 2 * TILE + output;
           if (n >= dim) continue;
           const int place = output / TILE * 2 * TILE + output % TILE;
-          const float gate = get(place, row) + bias_of(bias, n);
-          const float up = get(place + TILE, row) + bias_of(bias, dim + n);
+          const int own = (first_row + row) * 2 * dim;
+          const float gate = get(place, row) + bias_of<CHANGED>(bias, n, changes, own);
+          const float up = get(place + TILE, row) + bias_of<CHANGED>(bias, dim + n, changes, own);
           block_out[(size_t)row * dim + n] = from_float<T>(gate / (1.0f + expf(-gate)) * up);
         }
       });
@@ -95,17 +107,19 @@ few_rows_gated(const T* __restrict__ x, const T* __restrict__ norm,
 // over their heads with q_norm and k_norm [Dh], unless these are null, and rotated, and keys and
 // values written to the cache, as in rope_write_kv.cu, which names the arguments. Tiles of a head's
 // elements i and i + Dh/2 take turns, and `tiles` of them are a head, of which the last may be
-// empty. If the matrix is quantised, Dh is a multiple of 32.
-template <typename T, typename C, int SPAN, bool OFFSETS, int TILES, bool NORM, bool VECTOR>
+// empty. `width` is that of the matrix, as a number because registers are scarce. If the matrix is quantised, Dh is a multiple of 32.
+template <typename T, typename C, int SPAN, bool OFFSETS, int TILES, bool NORM, bool VECTOR,
+          bool CHANGED = false>
 __global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 || sizeof(T) == 4 ? 1 : 2)
 few_rows_qkv(const T* __restrict__ x, const T* __restrict__ norm, const uint4* __restrict__ weight,
              const float* __restrict__ scales, const float* __restrict__ offsets,
-             const T* __restrict__ bias, const T* __restrict__ q_norm,
-             const T* __restrict__ k_norm, const float* __restrict__ table,
+             const T* __restrict__ bias, const float* __restrict__ changes,
+             const T* __restrict__ q_norm, const T* __restrict__ k_norm,
+             const float* __restrict__ table,
              const int* __restrict__ positions, const int* __restrict__ slots, T* __restrict__ q,
              T* __restrict__ kv, float* sums, int* arrived, int num_rows, int depth, int shift,
              int is_kept, int num_heads, int num_kv_heads, int head_dim, int tiles, int block_size,
-             float eps) {
+             int width, float eps) {
   using W = Way<T, C, SPAN, OFFSETS, TILES, NORM, VECTOR>;
   const Rows<T> rows = rows_of<W>(x, norm, num_rows, depth, eps);
   const int half = head_dim / 2, num_all = num_heads + 2 * num_kv_heads;
@@ -128,7 +142,8 @@ few_rows_qkv(const T* __restrict__ x, const T* __restrict__ norm, const uint4* _
           const int token = blockIdx.x * W::ROWS + row;
           auto element = [&](int pair, int second) {
             const int output = pair / TILE * 2 * TILE + pair % TILE + second * TILE;
-            return get(output, row) + bias_of(bias, head * head_dim + begin + pair + second * half);
+            const int n = head * head_dim + begin + pair + second * half;
+            return get(output, row) + bias_of<CHANGED>(bias, n, changes, token * width);
           };
           float scale = 1.0f;
           if (weights != nullptr) {

@@ -26,9 +26,11 @@ struct __align__(2) bf16 {
   unsigned short bits;
 };
 
-// The elements of a quantised cache: an integer, and the bits of an 8-bit float (quantized.cuh).
+// The elements of a quantised cache (quantized.cuh): an integer, the bits of an 8-bit float, and
+// eight codes of four bits, the first in the lowest.
 using int8 = signed char;
 using e4m3 = unsigned char;
+using int4x8 = unsigned;
 
 #include "mie_ptx.cuh"
 

@@ -2,8 +2,8 @@
 // and the kernel for shapes that the tensor-core kernel does not support.
 //
 //   q, out       [T, Hq, Dh]           T      row cu_seqlens_q[s] is the query of sequence s
-//   kv           [N, 2, Hkv, B, Dh]    C      one layer of the cache: T, int8 or e4m3
-//   scales       [N, 2, Hkv, B]        float  of a quantised cache; else null
+//   kv           [N, 2, Hkv, B, Dh]    C      one layer of the cache: T, int8, e4m3 or int4x8
+//   scales       [N, 2, Hkv, B]        float  of a quantised cache; else null (`PagedKV`)
 //   tables       [S, M]                int32  never read past a sequence's length
 //   seq_lens     [S], cu_seqlens_q [S + 1], sequences [grid.y]   int32
 //   sinks        [Hq]                  T      the score of one more key without value; or null
@@ -55,6 +55,7 @@ paged_decode(const T* __restrict__ q, const C* __restrict__ kv, const float* __r
   for (int i = threadIdx.x; i < GROUP * DH; i += 32 * WARPS)
     queries[i] = to_float(q[query_row * DH + i]) * scale;
   __syncthreads();
+  if constexpr (IS_ROTATED<C> && DH >= CHANNELS) rotate_rows<DH>(queries, GROUP);
 
   OnlineSoftmax<8> state[GROUP];
 #pragma unroll
@@ -91,6 +92,7 @@ paged_decode(const T* __restrict__ q, const C* __restrict__ kv, const float* __r
   for (int g = 0; g < GROUP; ++g) {
 #pragma unroll
     for (int offset = LANES; offset < 32; offset *= 2) state[g].merge_with_lane(offset);
+    if constexpr (IS_ROTATED<C> && DH >= CHANNELS) rotate_chunks<DH>(state[g].acc, chunk);
     const int row = warp * GROUP + g;
     if (lane < CHUNKS) {
 #pragma unroll

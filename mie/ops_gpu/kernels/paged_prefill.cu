@@ -2,8 +2,8 @@
 // cores.
 //
 //   q, out     [T, Hq, Dh]          T      from row cu_seqlens_q[s] on sequence s
-//   kv         [N, 2, Hkv, B, Dh]   C      one layer of the cache: T, int8 or e4m3
-//   scales     [N, 2, Hkv, B]       float  of a quantised cache; else null
+//   kv         [N, 2, Hkv, B, Dh]   C      one layer of the cache: T, int8, e4m3 or int4x8
+//   scales     [N, 2, Hkv, B]       float  of a quantised cache; else null (`PagedKV`)
 //   tables     [S, M]               int32  never read past a sequence's length
 //   sinks      [Hq]                T      the score of one more key without value; or null
 //   seq_lens   [S], cu_seqlens_q [S + 1], sequences [grid.y]   int32
@@ -67,6 +67,8 @@ paged_prefill(const T* __restrict__ q, const C* __restrict__ kv, const float* __
     const int row = first_row + i / DH;
     queries[i] = row < num_rows ? to_float(q[element(row) + i % DH]) * scale : 0.0f;
   }
+
+  if constexpr (IS_ROTATED<C> && DH >= CHANNELS) rotate_rows<DH>(queries, ROWS);
 
   float top[OWN], sum[OWN], acc[OWN][COLUMNS];
 #pragma unroll
@@ -133,6 +135,8 @@ paged_prefill(const T* __restrict__ q, const C* __restrict__ kv, const float* __
 #pragma unroll
     for (int c = 0; c < COLUMNS; ++c) {
       const int d = c * 32 + lane;
+      if constexpr (IS_ROTATED<C>)
+        if ((c + 1) * CHANNELS <= DH) acc[r][c] = rotated(acc[r][c] * ROTATION_OUT);
       if (d < DH) out[element(row) + d] = from_float<T>(acc[r][c] / total);
     }
   }

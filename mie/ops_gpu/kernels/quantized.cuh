@@ -1,6 +1,6 @@
-// The elements of a quantised cache, as mie/ops/kv_cache.py defines them. A number is its element
-// times the scale of its head and token. Elements are int8 or e4m3 (a sign, four bits of exponent
-// with bias 7, three bits of mantissa). Included after mie_cuda.cuh.
+// The elements of a quantised cache, as mie/ops/weights/quantised_cache.py defines them. A number is
+// its element times the scale of its head and token. Elements are int8 or e4m3 (a sign, four bits of
+// exponent with bias 7, three bits of mantissa), or codes of four bits. Included after mie_cuda.cuh.
 //
 // All of it is integer arithmetic and a multiplication by a power of two, the same on every chip.
 #pragma once
@@ -16,6 +16,56 @@ __device__ __forceinline__ float to_float(e4m3 x) {
   // As an f16 with bias 15, these bits are 2^-8 of the value, subnormals included.
   const unsigned short bits = static_cast<unsigned short>((x & 0x80) << 8 | (x & 0x7f) << 7);
   return f16_bits_to_float(bits) * 256.0f;
+}
+
+// int4x8 has a group of 32 channels rotated before it is rounded (mie/ops/weights/int4_cache.py). Its
+// scale and its offset are f16, the low and the high half of the 32 bits of a float.
+template <typename C>
+constexpr bool IS_ROTATED = false;
+template <>
+constexpr bool IS_ROTATED<int4x8> = true;
+constexpr int CHANNELS = 32;
+constexpr float ROTATION_IN = 0.125f, ROTATION_OUT = 0.25f;  // two plain rotations multiply by 32
+
+__device__ __forceinline__ float scale_of_group(unsigned factors) {
+  return f16_bits_to_float(static_cast<unsigned short>(factors));
+}
+__device__ __forceinline__ float offset_of_group(unsigned factors) {
+  return f16_bits_to_float(static_cast<unsigned short>(factors >> 16));
+}
+
+// A warp's 32 numbers, times Hadamard's matrix of order 32. All lanes call.
+__device__ __forceinline__ float rotated(float x) {
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const float other = __shfl_xor_sync(MIE_FULL_WARP, x, distance);
+    x = threadIdx.x & distance ? other - x : x + other;
+  }
+  return x;
+}
+
+// Writes a vector as codes, and as a scale and an offset for each group. A warp calls.
+__device__ __forceinline__ void quantize_groups(const float* vector, int size, int4x8* codes,
+                                                float* factors) {
+  const int lane = threadIdx.x % 32;
+  for (int first = 0; first < size; first += CHANNELS) {
+    const bool is_in = first + lane < size;
+    float x = is_in ? vector[first + lane] : 0.0f;
+    if (first + CHANNELS <= size) x = rotated(x * ROTATION_IN);  // a last short group stays
+    const float highest = warp_max(is_in ? x : -MIE_INF), lowest = -warp_max(is_in ? -x : -MIE_INF);
+    unsigned both = float_to_f16_bits((highest - lowest + 0.0f) / 15.0f);  // -0 becomes 0
+    both |= static_cast<unsigned>(float_to_f16_bits(lowest + 0.0f)) << 16;
+    const bool overflows = (both & 0x7c00u) == 0x7c00u || (both & 0x7c000000u) == 0x7c000000u;
+    if (__any_sync(MIE_FULL_WARP, overflows || !(fabsf(x) < MIE_INF))) both = 0x7e007e00u;  // NaN
+    const float scale = scale_of_group(both), distance = x - offset_of_group(both);
+    unsigned code = scale > 0.0f ? min(max(__float2int_rn(distance / scale), 0), 15) : 0;
+    code = is_in ? code << lane % 8 * 4 : 0u;
+#pragma unroll
+    for (int offset = 1; offset < 8; offset *= 2)
+      code |= __shfl_xor_sync(MIE_FULL_WARP, code, offset);
+    if (is_in && lane % 8 == 0) codes[(first + lane) / 8] = code;
+    if (lane == 0) factors[first / CHANNELS] = __uint_as_float(both);
+  }
 }
 
 template <typename C>

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,11 @@ from bench.gpu.shapes import BLOCK_SIZE, DecodeShape, PrefillShape, batch_of
 from mie.base.arithmetic import ceil_div
 from mie.ops.attention import decode_attention
 from mie.ops.backend import Array, KVCacheShape, StepBatch
+from mie.ops.weights.int4_cache import Int4Cache, dequantize
 from mie.ops_gpu.arrays import DTYPES, to_host
 from mie.ops_gpu.batch import DeviceBatch, to_device
 from mie.ops_gpu.cupy_backend import CupyBackend
-from mie.ops_gpu.kv_cache import KVCache
+from mie.ops_gpu.kv_cache import ELEMENTS, KVCache
 
 CALLS = 20
 """Calls of a sample, enough that the launch of the graph hardly counts."""
@@ -81,6 +82,11 @@ class Inputs:
     def _numbers(self, index: int, blocks: Array) -> NDArray[np.float64]:
         """Return blocks [C, 2, Hkv, B, Dh] of a cache as numbers."""
         layer = self.cache.layers[index]
+        if layer.dtype == ELEMENTS["int4"]:
+            codes = to_host(layer[blocks]).view(np.uint8)
+            scales = to_host(self.cache.scales[index][blocks])
+            factors = scales.view(np.float16).reshape(*scales.shape, 2).swapaxes(-1, -2)
+            return dequantize(Int4Cache(codes, factors), np.float64).astype(np.float64)
         bits = layer.view(np.uint16) if layer.dtype.itemsize == 2 else layer
         numbers = to_host(bits[blocks]).view(layer.dtype).astype(np.float64)
         if self.cache.is_quantized:
@@ -126,16 +132,15 @@ def _inputs(
     """Return random numbers in blocks of a random order."""
     xp, backend = device.xp, device.backend(shape.dtype, kv_cache_dtype)
     host_batch, num_blocks = batch_of(lengths, num_queries)
-    set_elements = 2 * num_blocks * BLOCK_SIZE * shape.num_kv_heads * shape.head_dim
-    set_bytes = set_elements * backend.itemsize
-    cache_shape = KVCacheShape(
-        num_layers=max(MIN_KV_SETS, ceil_div(L2_MULTIPLE * device.l2_bytes, set_bytes)),
+    one_set = KVCacheShape(
+        num_layers=1,
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
     )
-    cache = backend.new_kv_cache(cache_shape)
+    num_sets = ceil_div(L2_MULTIPLE * device.l2_bytes, backend.kv_cache_bytes(one_set))
+    cache = backend.new_kv_cache(replace(one_set, num_layers=max(MIN_KV_SETS, num_sets)))
     for seed, (layer, scales) in enumerate(itertools.zip_longest(cache.layers, cache.scales)):
         if scales is None:
             fill_normal(xp, layer, 2 + seed)

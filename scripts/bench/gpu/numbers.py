@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.ops.backend import Array
+from mie.ops_gpu.kv_cache import ELEMENTS
 
 ERRORS = {"float16": 1e-3, "bfloat16": 6e-3}
 """Relative norm errors that are allowed, as in tests/kernels/test_kernels.py."""
@@ -39,13 +40,18 @@ def random_normal(xp: Any, shape: tuple[int, ...], dtype: np.dtype[Any], seed: i
 
 
 def fill_quantised(xp: Any, elements: Array, scales: Array, seed: int) -> None:
-    """Fill an int8 cache with numbers about as large as standard normal ones."""
+    """Fill a cache of int8 or int4 with numbers about as large as standard normal ones."""
     xp.random.seed(seed)
-    flat = elements.reshape(-1)
+    is_int4 = elements.dtype == ELEMENTS["int4"]
+    flat = elements.view(np.int8).reshape(-1)
     for start in range(0, flat.size, 1 << 24):
         part = flat[start : start + (1 << 24)]
-        part[...] = xp.random.randint(-127, 128, part.size).astype(np.int8)
-    scales[...] = xp.random.uniform(1 / 127, 3 / 127, scales.shape).astype(np.float32)
+        lowest = -128 if is_int4 else -127
+        part[...] = xp.random.randint(lowest, 128, part.size).astype(np.int8)
+    if is_int4:  # a scale and an offset
+        scales.view(np.float16).reshape(-1, 2)[...] = xp.asarray([0.1, -0.75], np.float16)
+    else:
+        scales[...] = xp.random.uniform(1 / 127, 3 / 127, scales.shape).astype(np.float32)
 
 
 def rounded(wide: Array, dtype: np.dtype[Any]) -> Array:

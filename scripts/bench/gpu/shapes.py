@@ -8,10 +8,11 @@ import numpy as np
 
 from mie.base.arithmetic import ceil_div
 from mie.ops.backend import StepBatch
+from mie.ops.kv_cache import QUANTIZED as KV_DTYPES
+from mie.ops.kv_cache import head_bytes
+from mie.ops_gpu.arrays import DTYPES
 
 BLOCK_SIZE = 16
-SCALE_BYTES = 4
-"""Bytes of the scale of a vector in a quantised cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +31,8 @@ class DecodeShape:
     @property
     def useful_bytes(self) -> int:
         """The bytes of keys and values once, queries, and outputs."""
-        vector = 2 * self.head_dim
-        if self.kv_cache_dtype != "auto":
-            vector = self.head_dim + SCALE_BYTES
+        stored = KV_DTYPES.get(self.kv_cache_dtype, DTYPES[self.dtype])
+        vector = head_bytes(stored, self.head_dim)
         num_vectors = 2 * self.num_seqs * self.context * self.num_kv_heads
         return num_vectors * vector + 2 * self.num_seqs * self.num_heads * self.head_dim * 2
 
@@ -101,7 +101,9 @@ UNIFORM = [
     for head_dim, heads, num_seqs, context in _SIZES
 ]
 RAGGED = [replace(shape, is_ragged=True) for shape in UNIFORM if shape.num_seqs > 1]
-QUANTISED = [replace(shape, kv_cache_dtype="int8") for shape in UNIFORM[:4]]
+QUANTISED = [
+    replace(shape, kv_cache_dtype=stored) for stored in ("int8", "int4") for shape in UNIFORM[:4]
+]
 MORE = [*RAGGED, *(replace(shape, dtype="bfloat16") for shape in [*UNIFORM, *RAGGED])]
 """Shapes that are measured if there is time."""
 
@@ -121,7 +123,8 @@ PREFILL = [
 ]
 
 TINY = DecodeShape(head_dim=64, num_kv_heads=1, num_seqs=3, context=40, num_heads=2)
-TINY_DECODES = [TINY, replace(TINY, kv_cache_dtype="int8"), replace(TINY, is_ragged=True)]
+TINY_DECODES = [TINY, replace(TINY, is_ragged=True)]
+TINY_DECODES += [replace(TINY, kv_cache_dtype=stored) for stored in ("int8", "int4")]
 TINY_PREFILL = PrefillShape(
     head_dim=64, num_kv_heads=1, num_seqs=2, num_queries=9, prefix=8, num_heads=2
 )

@@ -41,13 +41,6 @@ def test_a_setting_reaches_its_backend_and_others_refuse_it() -> None:
                 load_backend(name, config=config)
 
 
-@pytest.mark.parametrize("name", ["cupy", "cupy-emulated"])
-def test_a_gpu_refuses_a_cache_of_4_bits(name: str) -> None:
-    message = f"kv_cache_dtype 'int4' is not supported by the {name} backend .choose int8, fp8, or"
-    with pytest.raises(ConfigError, match=message):
-        load_backend(name, config=EngineConfig(kv_cache_dtype="int4"))
-
-
 # The threads of the BLAS.
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from compiled import needs_numba
+from emulated import needs_compiler
 from numpy.typing import NDArray
 from quantised_rows import quantised
 from step_batches import partial_batch
@@ -22,8 +23,15 @@ Floats = NDArray[np.floating[Any]]
 Changes = list[LowRank | None]
 
 
-def backend_of(name: str, dtype: str = "float32") -> Backend:
-    return load_backend(name, dtype, EngineConfig(batch_invariant=True, num_threads=2))
+EMULATED = pytest.param("cupy-emulated", marks=[needs_compiler, pytest.mark.slow])
+
+
+def backend_of(name: str, dtype: str = "float32", **settings: Any) -> Backend:
+    if name == EMULATED.values[0]:
+        settings["enforce_eager"] = True  # a captured step would keep the first x
+    else:
+        settings["num_threads"] = 2
+    return load_backend(name, dtype, EngineConfig(batch_invariant=True, **settings))
 
 
 def random_changes(seed: int, ranks: tuple[int, ...]) -> Changes:
@@ -64,6 +72,7 @@ def product(
         partial_batch(
             token_ids=np.zeros(len(x), np.int64),
             positions=np.zeros(len(x), np.int64),
+            slot_mapping=np.zeros(len(x), np.int64),
             cu_seqlens_q=np.arange(len(x) + 1),
             seq_lens=np.ones(len(x), np.int64),
             block_tables=np.zeros((len(x), 1), np.int64),
@@ -94,7 +103,7 @@ def defined(x: Floats, slots: list[int], y: Floats | None = None) -> Floats:
     return y
 
 
-BACKENDS = ["numpy", pytest.param("jit", marks=needs_numba)]
+BACKENDS = ["numpy", pytest.param("jit", marks=needs_numba), EMULATED]
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -146,8 +155,7 @@ def test_a_quantised_matrix_has_adapters(name: str, codes: Codes, activations: s
     """The product with codes stays as it is, rounded activations included."""
     form = Form(codes=codes, group=32, has_offsets=False)
     rows, parts = quantised(form, sum(COUNTS), NUM_INPUTS), [(sum(COUNTS), form)]
-    config = EngineConfig(batch_invariant=True, num_threads=2, activations=activations)
-    backend = load_backend(name, "float32", config)
+    backend = backend_of(name, activations=activations)
     plain = backend.load_linear(WEIGHT.shape, [rows], parts=parts)
     weight = backend.adapters.with_slots(
         backend.load_linear(WEIGHT.shape, [rows], parts=parts), SHAPE

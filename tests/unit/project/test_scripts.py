@@ -33,8 +33,8 @@ from mie.lab.sim.cluster import ROUTERS, ClusterLoad, simulate_cluster
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_kernels_are_correct_on_the_benchmarks_inputs(dtype: str):
     device = DryDevice()
-    for shape in (replace(TINY, dtype=dtype), replace(TINY, dtype=dtype, kv_cache_dtype="int8")):
-        inputs = decode_inputs(device, shape)
+    for stored in ("auto", "int8", "int4"):
+        inputs = decode_inputs(device, replace(TINY, dtype=dtype, kv_cache_dtype=stored))
         assert len(inputs.checked_places()) == 2
         assert 0 < inputs.error() < attention.ERRORS[dtype]
     prompts = prefill_inputs(device, replace(TINY_PREFILL, dtype=dtype))
