@@ -10,7 +10,7 @@ from mie.text.messages import Message, conversation, has_calls, without_develope
 from mie.text.pretrained import PretrainedTokenizer
 from mie.text.tools.answer_parts import parts_of
 from mie.text.tools.channels import unfinished_header
-from mie.text.tools.definitions import ToolCall, tool_choice_of
+from mie.text.tools.definitions import ToolCall, as_functions, tool_choice_of
 from mie.text.tools.families import FAMILY_FORMATS, NO_FORMATS
 from mie.text.tools.forced import new_parser
 from mie.text.tools.formats import FINAL, REPLY, AnswerFormat, Tags
@@ -31,6 +31,7 @@ def prompt_of(
     tools: Sequence[Mapping[str, Any]] | None = None,
     tool_choice: str | Mapping[str, Any] | None = None,
     parallel_tool_calls: bool | None = None,
+    max_tool_calls: int | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Return the prompt of a conversation, written with the model's chat template.
@@ -49,9 +50,9 @@ def prompt_of(
         token_id = tokenizer.tokenizer.token_to_id(text)
         return token_id if token_id in tokenizer.tokenizer.special_ids else None
 
-    choice = tool_choice_of(tools, tool_choice, parallel_tool_calls)
+    choice = tool_choice_of(tools, tool_choice, parallel_tool_calls, max_tool_calls)
     templates = tokenizer.chat_templates
-    shown = None if choice is None else tools
+    shown = None if choice is None or tools is None else as_functions(tools)
     chosen = templates.choose(options.get("chat_template"), shown)
     template = chosen.source
     declared = tokenizer.tokenizer.config.response_template
@@ -84,8 +85,9 @@ def prompt_of(
         reasoning=tags,
         calls=calls,
         names=frozenset() if choice is None else choice.names,
+        customs=frozenset() if choice is None else choice.customs,
         schemas={} if choice is None else choice.schemas,
-        may_repeat=choice is None or choice.may_repeat,
+        most_calls=None if choice is None else choice.most_calls,
     )
     if form.has_channels:
         form = replace(form, begins_with=unfinished_header(text))

@@ -166,6 +166,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool | None = None,
+        max_tool_calls: int | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> list[RequestOutput]:
@@ -182,6 +183,7 @@ class LLM:
             "tools": tools,
             "tool_choice": tool_choice,
             "parallel_tool_calls": parallel_tool_calls,
+            "max_tool_calls": max_tool_calls,
             "chat_template_kwargs": chat_template_kwargs,
         }
         prompts = self._chat_prompts(messages, options)
@@ -286,9 +288,10 @@ class LLM:
     def chat_prompt(self, messages: Sequence[Message], **options: Any) -> dict[str, Any]:
         """Return the conversation as a prompt for `generate`, which knows how to read the answer.
 
-        The options are the same as in `apply_chat_template`, and two more. ``tool_choice`` is
+        The options are the same as in `apply_chat_template`, and three more. ``tool_choice`` is
         "auto", "none", "required", or ``{"type": "function", "function": {"name": …}}``. With
-        ``parallel_tool_calls=False`` the answer has at most one call. docs/tools.md explains them.
+        ``parallel_tool_calls=False`` the answer has at most one call, and with ``max_tool_calls``
+        at most so many. docs/tools.md explains them.
 
         Raises:
             ConfigError: an option is unknown or wrong.

@@ -12,8 +12,9 @@ from mie.config.engine import RequestLimits
 from mie.config.params.sampling import SamplingParams
 from mie.config.params.structured import JSON_OPTIONS, StructuredOutputsParams, structure_from
 from mie.errors import RequestError, shown
-from mie.structured.descriptions import kind_of, parameters_of
+from mie.structured.descriptions import kind_of
 from mie.structured.structural_tags import opening_tag, root_of
+from mie.text.tools.definitions import input_grammar_of, parameters_of
 from mie.text.tools.formats import AnswerFormat
 from mie.text.tools.whole import Format, either, sequence
 
@@ -103,8 +104,11 @@ def as_asked(refusal: str, answer: AnswerFormat) -> str:
     own = "structured_outputs has a structural_tag that "
     problem = refusal.removeprefix(own)
     is_of_tools = any(problem.endswith(parameters_of(name)) for name in answer.names)
-    if answer.structured_outputs is not None or (is_of_tools and problem != refusal):
-        refusal = refusal.replace(own, "structured_outputs has a schema that ", 1)
+    is_of_text = any(problem.endswith(input_grammar_of(name)) for name in answer.customs)
+    is_of_tools = (is_of_tools or is_of_text) and problem != refusal
+    if answer.structured_outputs is not None or is_of_tools:
+        what = "grammar" if is_of_text else "schema"
+        refusal = refusal.replace(own, f"structured_outputs has a {what} that ", 1)
         return f"tools{refusal.removeprefix('structured_outputs')}"
     structure = answer.structure
     if structure is None or problem == refusal:

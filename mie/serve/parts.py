@@ -5,13 +5,16 @@ from typing import Literal, NamedTuple
 
 from mie.frontend.outputs import CompletionOutput
 from mie.sched.result import TokenLogprobs
-from mie.text.tools.definitions import ToolCall
+from mie.text.tools.definitions import ToolCall, input_of
 
 Kind = Literal["reasoning", "text", "call"]
 
 
 class Part:
-    """A part of an answer: reasoning, text, or a call of a tool (the text is its arguments)."""
+    """A part of an answer: reasoning, text, or a call of a tool.
+
+    The text of a call is the JSON of its arguments, or the input of a custom tool.
+    """
 
     def __init__(self, kind: Kind, index: int, call: ToolCall | None) -> None:
         self.kind: Kind = kind
@@ -19,6 +22,8 @@ class Part:
         """Index of the part in the answer."""
         self._call = call
         self.text = ""
+        self.arguments = ""
+        """The JSON of a call's arguments."""
         self.logprobs: list[TokenLogprobs] = []
 
     @property
@@ -84,8 +89,12 @@ class Parts:
         logprobs: list[TokenLogprobs] = []
         if kind == "text":
             logprobs, self._waiting = self._waiting, []
+        part = self.all[-1]
+        if kind == "call":
+            part.arguments += text
+            if part.call.is_custom:
+                text = input_of(part.arguments)[len(part.text) :]
         if text or logprobs:
-            part = self.all[-1]
             part.text += text
             part.logprobs += logprobs
             yield PartEvent("grow", part, text, logprobs)

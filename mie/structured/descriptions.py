@@ -9,13 +9,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from mie.config.params.structured import COMPACT, JSON_OPTIONS, StructuredOutputsParams
-from mie.errors import ConfigError, RequestError, install_command, shown
+from mie.errors import ConfigError, RequestError, install_command
 from mie.structured.ebnf import is_ebnf, lark_of_ebnf, place_in
 from mie.structured.limits import PLACE_SECONDS
 from mie.structured.references import References
 from mie.structured.schemas import rewritten
 from mie.structured.structural_tags import TagWriter
 from mie.structured.unique_items import plan_of
+from mie.text.tools.definitions import input_grammar_of
 
 
 class Salted(NamedTuple):
@@ -112,15 +113,15 @@ def place_of(
 
 
 def _place_in_calls(tag: Any, error: str, error_of: Callable[[str], str], end: float) -> str | None:
-    """Return the function that has an error in its parameters, if the grammar has calls."""
+    """Return the function or the custom tool that has an error, if the grammar has calls."""
     left = [tag]
     while left:
         part = left.pop()
         if isinstance(part, list):
             left += part
-        elif isinstance(part, dict) and part.get("type") == "grammar" and part.get("functions"):
+        elif isinstance(part, dict) and part.get("type") == "grammar" and part.get("places"):
             calls = _with_rewritten_schemas(str(part["grammar"]), True).split("\n")[1:]
-            for name, call in zip(list(part["functions"]), calls, strict=False):
+            for place, call in zip(list(part["places"]), calls, strict=False):
                 if time.thread_time() > end:
                     return None
                 _, found, schema = call.partition(" %json ")
@@ -128,15 +129,15 @@ def _place_in_calls(tag: Any, error: str, error_of: Callable[[str], str], end: f
                     schema, _ = json.JSONDecoder().raw_decode(schema)
                     alone = error_of(json.dumps({"grammars": [{"json_schema": schema}]}))
                     if alone and alone.partition("\n")[0] in error:
-                        return parameters_of(name)
+                        return str(place)
+            for name, lark in dict(part.get("inputs") or {}).items():
+                if time.thread_time() < end and error_of(
+                    library().LLMatcher.grammar_from_lark(lark)
+                ):
+                    return input_grammar_of(name)
         elif isinstance(part, dict):
             left += [] if part.get("type") == "json_schema" else part.values()
     return None
-
-
-def parameters_of(name: object) -> str:
-    """Return the place of a function's parameters in messages."""
-    return f"the parameters of the function {shown(name)}"
 
 
 def _has_error(
@@ -167,7 +168,7 @@ def _tag_writer(params: StructuredOutputsParams, eos_token_ids: Sequence[int]) -
     def lark(grammar: str, options: Mapping[str, Any]) -> str:
         is_closed = params.disable_additional_properties
         is_closed = options.get("disable_additional_properties", is_closed) is True
-        return _lark(grammar, is_closed=is_closed, functions=options.get("functions") or ())
+        return _lark(grammar, is_closed=is_closed, places=options.get("places") or ())
 
     def regex(pattern: str) -> str:
         written = json.loads(library().LLMatcher.grammar_from_regex(pattern))
@@ -176,20 +177,20 @@ def _tag_writer(params: StructuredOutputsParams, eos_token_ids: Sequence[int]) -
     return TagWriter(schema=schema, lark=lark, regex=regex, eos_token_ids=eos_token_ids)
 
 
-def _lark(grammar: str, *, is_closed: bool, functions: Sequence[object] = ()) -> str:
+def _lark(grammar: str, *, is_closed: bool, places: Sequence[object] = ()) -> str:
     """Return a grammar in llguidance's dialect of Lark, converted from EBNF if it is that.
 
-    ``functions`` names the functions whose calls are in the lines after the first.
+    ``places`` names the schemas in the lines after the first, for messages.
     """
     if is_ebnf(grammar):
         return lark_of_ebnf(grammar)
-    return _with_rewritten_schemas(grammar, is_closed, functions)
+    return _with_rewritten_schemas(grammar, is_closed, places)
 
 
 _SCHEMA_OR_TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|%json\s*')
 
 
-def _with_rewritten_schemas(lark: str, is_closed: bool, functions: Sequence[object] = ()) -> str:
+def _with_rewritten_schemas(lark: str, is_closed: bool, places: Sequence[object] = ()) -> str:
     """Return a grammar with its JSON schemas rewritten like the schemas of requests."""
     parts = []
     place = 0
@@ -208,8 +209,8 @@ def _with_rewritten_schemas(lark: str, is_closed: bool, functions: Sequence[obje
                 except RequestError as error:
                     line = lark.count("\n", 0, found.end())
                     at = f"the JSON schema at {place_in(lark, found.end())}"
-                    if 0 < line <= len(functions):
-                        at = parameters_of(functions[line - 1])
+                    if 0 < line <= len(places):
+                        at = str(places[line - 1])
                     raise RequestError(f"{error} of {at}") from error
                 if isinstance(options, dict):
                     schema["x-guidance"] = {**options, **_STRICT}

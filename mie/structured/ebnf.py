@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from mie.errors import RequestError, shown
+from mie.structured.ebnf_runs import Choice, Letters, Node, Reference, Repeated, lark_with_runs
 
 _TOKEN = re.compile(
     r"""(?P<blank>(?:\s|\#[^\n]*(?:\n|\Z))+)
@@ -29,6 +30,7 @@ _LETTER = re.compile(
     re.DOTALL,
 )
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", **{each: each for each in "\"'\\[]-^/"}}
+_COUNTS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _ENDS_OF_ITEMS = ("name", "text", "letters", "any", "close")
 
 
@@ -46,8 +48,8 @@ def is_ebnf(grammar: str) -> bool:
 def lark_of_ebnf(grammar: str) -> str:
     """Return a grammar in EBNF as Lark. The rule ``root`` becomes ``start``.
 
-    Each letter is a lexeme. llguidance reads a lexeme as long as possible, so longer lexemes would
-    not have all texts of the grammar.
+    Each letter is a lexeme, except in a grammar of `ebnf_runs`. llguidance reads a lexeme as long
+    as possible, so longer lexemes would not have all texts of other grammars.
 
     Raises:
         RequestError: the grammar has an error. The message continues "the grammar".
@@ -61,7 +63,55 @@ def lark_of_ebnf(grammar: str) -> str:
             names[text] = "start" if text == "root" else f"r{len(names)}"
     if "root" not in names:
         raise RequestError("has no rule named root (define root ::= …)")
-    return "%llguidance {}" + "".join(_written(grammar, tokens, names)) + "\n"
+    lark = "".join(_written(grammar, tokens, names))  # raises if there is an error
+    with_runs = lark_with_runs(_rules(grammar, tokens), names)
+    return "%llguidance {}\n" + (lark.lstrip() if with_runs is None else with_runs) + "\n"
+
+
+def _rules(grammar: str, tokens: list[_Token]) -> dict[str, Choice]:
+    """Return the rules of a grammar without errors as trees."""
+    rules: dict[str, Choice] = {}
+    opened: list[list[list[Node]]] = []
+    for kind, text, place in tokens:
+        if kind == "rule":
+            opened = [[[]]]
+            rules[text] = Choice(opened[0])
+        elif kind == "open":
+            opened.append([[]])
+        elif kind == "bar":
+            opened[-1].append([])
+        elif kind == "close":
+            choice = Choice(opened.pop())
+            opened[-1][-1].append(choice)
+        elif kind == "repeat":
+            opened[-1][-1].append(Repeated(opened[-1][-1].pop(), *_counts(text)))
+        elif kind != "define":
+            opened[-1][-1].append(_node(grammar, place, kind, text))
+    return rules
+
+
+def _node(grammar: str, place: int, kind: str, text: str) -> Node:
+    if kind == "name":
+        return Reference(text)
+    if kind == "text":
+        codes = (code for code, _ in _spelled(grammar, place, text))
+        return Choice([[_letters([(code, code)], False) for code in codes]])
+    if kind == "any":
+        return _letters([], True)
+    is_negated = text.startswith("[^")
+    return _letters(_ranges(grammar, place, text[is_negated:]), is_negated)
+
+
+def _letters(ranges: list[tuple[int, int]], is_negated: bool) -> Letters:
+    return Letters(ranges, is_negated, _class(ranges, is_negated)[1:-1])
+
+
+def _counts(text: str) -> tuple[int, int | None]:
+    """Return the least and the largest number of repetitions."""
+    if text in _COUNTS:
+        return _COUNTS[text]
+    low, comma, high = text.strip("{}").partition(",")
+    return int(low), int(high) if high.strip() else None if comma else int(low)
 
 
 def _tokens(grammar: str) -> Iterator[_Token]:

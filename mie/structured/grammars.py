@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import weakref
 from collections import OrderedDict
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
     from mie.structured.compiler import Compiler, Reply
+
+
+_PLACE = re.compile(r"^(at )?\d+\(\d+\): |\n +\d+ \| .*", re.DOTALL)
+"""The place of an error in a grammar, and the lines around the place."""
 
 
 class Grammars:
@@ -259,6 +264,7 @@ def _new_grammar(
             error = error.removeprefix("at 1(8): ")  # the place in a grammar with the expression
         if params.structural_tag is not None and place:
             error = error.rpartition("failed to compile JSON schema: ")[2]  # of a function
+            error = _PLACE.sub("", error)  # the caller has not seen this grammar
         at = f"; see {place}" if place else ""
         raise _refusal(params, f"cannot be followed: {why(error)}{at}")
     if "grammar" not in reply:

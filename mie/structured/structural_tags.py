@@ -94,7 +94,7 @@ class TagWriter:
         return _joined(self._named(lark), self._end(ends))
 
     def _grammar(self, given: Format, place: str, ends: Ends | None) -> str:
-        _texts(given, "functions", place)  # raises if they are malformed
+        _texts(given, "places", place)  # raises if they are malformed
         lark = self.lark(_text(given, "grammar", place), given)
         return _joined(self._named(lark), self._end(ends))
 
@@ -411,7 +411,10 @@ _FORMATS: Mapping[str, tuple[Sequence[str], _Writes]] = {
     "const_string": (("value",), TagWriter._const_string),
     "json_schema": (("json_schema", "style", "any_order", *JSON_OPTIONS), TagWriter._json_schema),
     "regex": (("pattern",), TagWriter._regex),
-    "grammar": (("grammar", "disable_additional_properties", "functions"), TagWriter._grammar),
+    "grammar": (
+        ("grammar", "disable_additional_properties", "places", "inputs"),
+        TagWriter._grammar,
+    ),
     "token": (("token",), TagWriter._token),
     "exclude_token": (("exclude_tokens",), TagWriter._exclude_token),
     "sequence": (("elements",), TagWriter._sequence),
@@ -434,9 +437,10 @@ _FORMATS: Mapping[str, tuple[Sequence[str], _Writes]] = {
 }
 """The fields of each format, and the method that writes it.
 
-A json_schema and a grammar may have options of the request too. A grammar of calls has the names of
-the functions, in the order of the lines after the first, for messages. ``begins_without`` is a
-regular expression of calls without tags. All of these are mie's own.
+A json_schema and a grammar may have options of the request too. A grammar of calls has the places
+of the schemas in its lines after the first, and the grammars of custom tools' inputs by the names
+of the tools, for messages. ``begins_without`` is a regular expression of calls without
+tags. All of these are mie's own.
 """
 
 

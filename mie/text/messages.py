@@ -130,6 +130,10 @@ def _part(part: Any, where: str) -> str:
 def _call(call: Any, where: str) -> Any:
     """Return a tool call with its arguments as an object, as templates expect."""
     function = call.get("function") if isinstance(call, Mapping) else None
+    if function is None and isinstance(call, Mapping) and isinstance(call.get("custom"), Mapping):
+        custom = call["custom"]  # templates take a call of a custom tool as one of a function
+        function = {"name": custom.get("name"), "arguments": {"input": custom.get("input", "")}}
+        call = {**{key: call[key] for key in call if key != "custom"}, "type": "function"}
     if not isinstance(function, Mapping):
         raise RequestError(f'{where} must be {{"function": {{"name": …, "arguments": …}}}}')
     arguments = function.get("arguments") or {}

@@ -7,7 +7,8 @@
   their determined tokens would add rows to other steps. Text has no determined tokens, so its steps
   include the search for them. The table has medians of ``Engine.step``, and the ratios of
   neighbouring turns.
-* ``masks``: one mask for a vocabulary of 131,072 tokens, over random runs.
+* ``masks``: CPU time of one mask for a large vocabulary, over random runs, and of the masks of 64
+  rows together.
 * ``forced``: whole answers with determined tokens taken at once or one by one, in alternating
   turns, and the share of such tokens.
 
@@ -35,8 +36,8 @@ from mie.text.tokenizer import Tokenizer
 
 NUM_STREAMS = 64
 PROMPTS = ("Once upon a time", "Tell me a story about Mia the fox", "The old mill by the lake")
-TEKKEN = 131_072
-"""Size of the vocabulary of Mistral's tokenizer."""
+VOCABULARY = 151_936
+"""Size of the vocabulary of Qwen's models."""
 
 NAME = {"type": "string", "pattern": "^[A-Z][a-z]{2,9}$"}
 RECORD: dict[str, Any] = {
@@ -51,6 +52,15 @@ RECORD: dict[str, Any] = {
     "required": ["name", "animal", "age", "place", "friends"],
     "additionalProperties": False,
 }
+EBNF = r"""
+root ::= object
+value ::= object | array | string | number | "true" | "false" | "null"
+object ::= "{" (string ":" value ("," string ":" value)*)? "}"
+array ::= "[" (value ("," value)*)? "]"
+string ::= "\"" ([^"\\\x00-\x1f] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4}))* "\""
+number ::= "-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [-+]? [0-9]+)?
+"""
+"""JSON, as grammars of llama.cpp describe it."""
 ENDLESS = {"type": "array", "items": RECORD, "minItems": 1000}
 TEXT = {"type": "string", "minLength": 100_000}
 OUTPUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -123,11 +133,11 @@ def measure_steps(model: str, output: str, folder: Path, rounds: int, tokens: in
 # Masks.
 
 
-def measure_masks(folder: Path, seconds: float) -> None:
-    """Print the time of a mask for a large vocabulary."""
-    tokenizer = Tokenizer.load(write_tokenizer(folder, TEKKEN), TEKKEN)
+def measure_masks(folder: Path, vocab_size: int, seconds: float) -> None:
+    """Print the time of a mask for a large vocabulary, and of the masks of 64 rows."""
+    tokenizer = Tokenizer.load(write_tokenizer(folder, vocab_size), vocab_size)
     began = time.perf_counter()
-    grammars = Grammars(tokenizer, TEKKEN, [2])
+    grammars = Grammars(tokenizer, vocab_size, [2])
     structures = {
         "JSON schema": StructuredOutputsParams(json=RECORD),
         "JSON schema with whitespace": StructuredOutputsParams(
@@ -135,40 +145,66 @@ def measure_masks(folder: Path, seconds: float) -> None:
         ),
         "JSON object": StructuredOutputsParams(json_object=True),
         "regex": StructuredOutputsParams(regex=r"([A-Z][a-z]+ ){3,6}[0-9]{1,4}\."),
+        "EBNF": StructuredOutputsParams(grammar=EBNF),
     }
     for structure in structures.values():
         grammars.start(structure)
-    print(f"indexing {TEKKEN:,} tokens: {time.perf_counter() - began:.1f} s")
-    print("| grammar | mask: median µs | p90 | p99 | p99.9 | most | a token accepted: median µs |")
-    print("|---|---|---|---|---|---|---|")
+    print(f"indexing {vocab_size:,} tokens: {time.perf_counter() - began:.1f} s")
+    print(
+        "| grammar | mask: median µs | p90 | p99 | p99.9 | most | a token accepted: median µs "
+        "| 64 masks: median ms | p99 |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     rng = random.Random(0)
     for name, structure in structures.items():
         masks, accepts = mask_times(partial(grammars.start, structure), rng, seconds)
         quantiles = [np.quantile(masks, q) for q in (0.5, 0.9, 0.99, 0.999, 1.0)]
         numbers = " | ".join(f"{1e6 * value:.0f}" for value in quantiles)
-        print(f"| {name} | {numbers} | {1e6 * statistics.median(accepts):.1f} |", flush=True)
+        together = batch_times(partial(grammars.start, structure), rng, seconds)
+        middle, slow = (1e3 * np.quantile(together, q) for q in (0.5, 0.99))
+        accept = 1e6 * statistics.median(accepts)
+        print(f"| {name} | {numbers} | {accept:.1f} | {middle:.2f} | {slow:.2f} |", flush=True)
+
+
+def batch_times(start: Callable[[], Any], rng: random.Random, seconds: float) -> list[float]:
+    """Return the CPU times of the masks of 64 rows, step by step. A row that ends begins again."""
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    matchers = [start() for _ in range(NUM_STREAMS)]
+    while time.perf_counter() < end:
+        began = time.thread_time()
+        masks = [matcher.mask() for matcher in matchers]
+        times.append(time.thread_time() - began)
+        for row, mask in enumerate(masks):
+            bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+            token_id = int(rng.choice(np.flatnonzero(bits)))
+            if token_id == 2:
+                matchers[row] = start()
+            else:
+                matchers[row].accept(token_id)
+    return times
 
 
 def mask_times(
     start: Callable[[], Any], rng: random.Random, seconds: float
 ) -> tuple[list[float], list[float]]:
-    """Return the times of masks and of accepted tokens in random runs."""
+    """Return the CPU times of masks and of accepted tokens in random runs."""
     masks: list[float] = []
     accepts: list[float] = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         matcher, token_id = start(), -1
         for _ in range(100):
-            began = time.perf_counter()
+            began = time.thread_time()
             mask = matcher.mask()
-            masks.append(time.perf_counter() - began)
+            masks.append(time.thread_time() - began)
             bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
             token_id = int(rng.choice(np.flatnonzero(bits)))
             if token_id == 2:
                 break
-            began = time.perf_counter()
+            began = time.thread_time()
             matcher.accept(token_id)
-            accepts.append(time.perf_counter() - began)
+            accepts.append(time.thread_time() - began)
     return masks, accepts
 
 
@@ -209,6 +245,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--parts", nargs="+", default=parts, choices=parts)
     parser.add_argument("--models", nargs="+", default=["bundled", "SmolLM2-135M"])
     parser.add_argument("--outputs", nargs="+", default=[*OUTPUTS], choices=OUTPUTS)
+    parser.add_argument("--vocabulary", type=int, default=VOCABULARY, help="tokens of the masks")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=48, help="tokens of a stream in a turn")
     args = parser.parse_args(argv)
@@ -220,7 +257,7 @@ def main(argv: Sequence[str]) -> None:
                 for output in args.outputs:
                     measure_steps(model, output, Path(folder), args.rounds, args.tokens)
         if "masks" in args.parts:
-            measure_masks(Path(folder), seconds=2)
+            measure_masks(Path(folder), args.vocabulary, seconds=2)
         if "forced" in args.parts:
             print("| streams | determined | at once, tokens/s | one by one | ratio |")
             print("|---|---|---|---|---|")

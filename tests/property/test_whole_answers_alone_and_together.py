@@ -6,6 +6,7 @@ requests of a mix at once. Every answer that ends is valid.
 """
 
 import json
+import os
 import re
 from collections import Counter
 from functools import cache
@@ -21,10 +22,21 @@ from mie.text.tools.table import CALLS
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
 
-NUM_MIXES = settings().max_examples // 2 if settings().max_examples > 40 else 3
-"""Mixes of 2 to 4 requests. `MIE_HYPOTHESIS=far` draws 1,500, with about 4,000 requests."""
+MODEL = os.environ.get("MIE_MODEL", "bundled")
+BACKEND = os.environ.get("MIE_BACKEND", "numpy")
+"""A model and a backend for a longer run, with ``MIE_HYPOTHESIS=far``."""
+FAR_MIXES = {"numpy": 1500, "jit": 300, "cupy-emulated": 100} if MODEL == "bundled" else {}
+NUM_MIXES = FAR_MIXES.get(BACKEND, 20) if settings().max_examples > 40 else 3
+"""Mixes of 2 to 4 requests. 1,500 mixes have about 4,000 requests."""
 
-COMMON = {"dtype": "float64", "max_model_len": 128, "block_size": 8, "num_threads": 1}
+COMMON = {
+    "backend": BACKEND,
+    "dtype": "float64" if BACKEND == "numpy" else "float32",
+    "max_model_len": 128,
+    "block_size": 8,
+}
+if BACKEND in ("numpy", "jit"):
+    COMMON["num_threads"] = 1
 ENGINES = {
     "batch": {},
     "recompute": {"num_blocks": 16},
@@ -42,6 +54,8 @@ ENGINES = {
     },
     "suffix drafts": {"speculative_config": {"method": "suffix", "num_speculative_tokens": 4}},
 }
+if MODEL != "bundled":  # each engine holds the weights
+    ENGINES = {name: ENGINES[name] for name in ("recompute", "drafts")}
 OPENINGS = ["", "<think>\n", "<think>\n\n</think>\n\n"]
 MARKS = {
     "hermes": "<tool_call>",
@@ -50,6 +64,7 @@ MARKS = {
     "phi4_mini_json": "functools[",
     "qwen3_coder": "<function= <parameter=",
     "deepseek_v31": "<｜tool▁sep｜>",
+    "llama4_pythonic": "<|python_start|>",
 }
 """The formats of calls, and the marks in a chat template by which they are found."""
 
@@ -131,7 +146,7 @@ def requests(draw):
 def engine(name):
     """Return an engine. The first one takes tokens one by one."""
     settings = {"max_forced_run": 0} if name == "alone" else ENGINES[name]
-    return LLM("bundled", reasoning_parser="qwen3", **COMMON, **settings)
+    return LLM(MODEL, reasoning_parser="qwen3", **COMMON, **settings)
 
 
 def prompt_of(llm, asked):
@@ -251,7 +266,7 @@ MANY = [{**LONG, "seed": seed} for seed in range(4)]
 
 @given(mix=st.lists(requests(), min_size=2, max_size=4), name=st.sampled_from([*ENGINES]))
 @example(mix=MANY, name="recompute")
-@example(mix=MANY, name="swap")
+@example(mix=MANY, name="swap" if "swap" in ENGINES else "drafts")
 @settings(max_examples=NUM_MIXES)
 def check_mix(mix, name):
     alone, together = engine("alone"), engine(name)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from accepted_texts import SQL
 from lazy_module import lazy_module
 from live_server import live
 from pydantic import BaseModel
@@ -208,6 +209,113 @@ def test_a_strict_function_leaves_text_free(client):
     assert strict.message.content == free.message.content
 
 
+# Custom tools.
+
+SUMS = 'start: INT (PLUS INT){0,2}\nINT: /[0-9]{1,3}/\nPLUS: " + "\n'
+LARK: dict[str, Any] = {"syntax": "lark", "definition": SUMS}
+SAYS = r"say \"[a-c]{1,3}\n"
+REGEX: dict[str, Any] = {"syntax": "regex", "definition": SAYS}
+CUSTOM: list[Any] = [
+    {"name": "sum", "description": "Add numbers.", "format": {"type": "grammar", "grammar": LARK}},
+    {"name": "say", "format": {"type": "grammar", "grammar": REGEX}},
+]
+FLAT: list[Any] = [
+    {"type": "custom", "name": "sum", "format": {"type": "grammar", **LARK}},
+    {"type": "custom", "name": "say", "format": {"type": "grammar", **REGEX}},
+]
+INPUTS = {"sum": r"\d{1,3}( \+ \d{1,3}){0,2}", "say": SAYS}
+
+
+def test_a_chat_calls_custom_tools_whole_and_streamed(client):
+    asked: dict[str, Any] = {
+        "model": "bundled",
+        "messages": USER,
+        "tools": [{"type": "custom", "custom": each} for each in CUSTOM] + TOOLS,
+        "tool_choice": "required",
+        "temperature": 1000,
+        "max_tokens": 200,
+        "n": 6,
+    }
+    whole = client.chat.completions.create(**asked, seed=2, parallel_tool_calls=False)
+    stream = client.chat.completions.create(**asked, seed=2, parallel_tool_calls=False, stream=True)
+    streamed: dict[int, list[str]] = {index: ["", "", ""] for index in range(6)}
+    for choice in (each for chunk in stream for each in chunk.choices):
+        for call in choice.delta.tool_calls or ():
+            custom = getattr(call, "custom", None) or {}
+            of = streamed[choice.index]
+            of[0] = call.type or of[0]
+            of[1] += custom.get("name", "") if custom else (call.function.name or "")
+            of[2] += custom.get("input", "") if custom else (call.function.arguments or "")
+    kinds = set()
+    for choice in whole.choices:
+        assert choice.finish_reason == "tool_calls"
+        [call] = choice.message.tool_calls
+        kinds.add(call.type)
+        if call.type == "custom":
+            assert re.fullmatch(INPUTS[call.custom.name], call.custom.input)
+            found = [call.type, call.custom.name, call.custom.input]
+        else:
+            found = [call.type, call.function.name, call.function.arguments]
+        assert streamed[choice.index] == found
+    assert kinds == {"custom", "function"}
+    call = next(each for each in whole.choices if each.message.tool_calls[0].type == "custom")
+    history = [
+        *USER,
+        call.message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.message.tool_calls[0].id, "content": "3"},
+    ]
+    again = client.chat.completions.create(**{**asked, "messages": history, "n": 1})
+    assert again.choices[0].message.tool_calls
+
+
+def test_a_response_calls_custom_tools_whole_and_streamed(client):
+    asked: dict[str, Any] = {
+        "model": "bundled",
+        "input": USER,
+        "tools": FLAT,
+        "tool_choice": {"type": "custom", "name": "sum"},
+        "max_output_tokens": 200,
+        "extra_body": {"seed": 4},
+    }
+    whole = client.responses.create(**asked)
+    events = list(client.responses.create(**asked, stream=True))
+    [item] = whole.output
+    assert (item.type, item.name) == ("custom_tool_call", "sum")
+    assert re.fullmatch(INPUTS["sum"], item.input)
+    [done] = [each.input for each in events if each.type.endswith("custom_tool_call_input.done")]
+    deltas = [each.delta for each in events if each.type.endswith("custom_tool_call_input.delta")]
+    assert done == item.input == "".join(deltas)
+    assert events[-1].response.output[0].input == item.input
+    result = {"type": "custom_tool_call_output", "call_id": item.call_id, "output": "3"}
+    history = [*USER, item.model_dump(exclude_none=True), result]
+    again = client.responses.create(**{**asked, "input": history})
+    assert again.output[0].type == "custom_tool_call"
+
+
+def test_a_response_has_a_maximum_number_of_calls(server):
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    asked = {"input": USER, "tools": tools, "tool_choice": "required", "temperature": 2}
+    for most in (1, 2):
+        found = server.ask(RESPONSES, **asked, seed=3, max_tool_calls=most, max_output_tokens=300)
+        assert found["max_tool_calls"] == most
+        assert 1 <= len(found["output"]) <= most
+    error = server.refused(RESPONSES, **asked, max_tool_calls=0)
+    assert error["param"] == "max_tool_calls"
+
+
+def test_a_wrong_custom_tool_is_refused_by_its_field(server):
+    wrong = {"type": "custom", "custom": {"name": "f", "format": {"type": "grammar"}}}
+    error = server.refused(CHAT, messages=USER, tools=[wrong])
+    assert error["message"].startswith("tools.0.custom.format.grammar is missing")
+    wrong["custom"]["format"] = {
+        "type": "grammar",
+        "grammar": {"syntax": "lark", "definition": "start: nope"},
+    }
+    error = server.refused(CHAT, messages=USER, tools=[wrong])
+    assert error["param"] == "tools"
+    assert "see the grammar of the custom tool 'f'" in error["message"]
+
+
 # Reasoning.
 
 
@@ -280,16 +388,6 @@ class Car(BaseModel):
 
     brand: str
     car_type: CarType
-
-
-SQL = """
-root ::= select_statement
-select_statement ::= "SELECT " column " from " table " where " condition
-column ::= "col_1 " | "col_2 "
-table ::= "table_1 " | "table_2 "
-condition ::= column "= " number
-number ::= "1 " | "2 "
-"""
 
 
 def test_the_examples_of_vllms_guide_run(client):

@@ -21,6 +21,8 @@ from mie.serve.serving import Serving, reasoning_variables
 from mie.serve.writer import Choice, num_logprobs
 from mie.text.tools.values import JsonEnd
 
+_FUNCTION = ("function", "arguments")
+
 
 async def chat_prompt(
     body: TemplateFields,
@@ -106,7 +108,8 @@ class ChatWriter(ChunkWriter[ChatCompletionRequest]):
                 call = {"index": part.call.index, **replace(part.call, arguments="").as_message()}
                 deltas.append(f'"delta": {{"tool_calls": [{json.dumps(call)}]}}')
             elif what == "grow" and part.kind == "call":
-                call_piece = f'"function": {{"arguments": {json_string(text)}}}'
+                kind, name = ("custom", "input") if part.call.is_custom else _FUNCTION
+                call_piece = f'"{kind}": {{"{name}": {json_string(text)}}}'
                 piece = f'{{"index": {part.call.index}, {call_piece}}}'
                 deltas.append(f'"delta": {{"tool_calls": [{piece}]}}')
             elif what == "grow" and (part.kind == "text" or self._sends_reasoning):
@@ -116,7 +119,7 @@ class ChatWriter(ChunkWriter[ChatCompletionRequest]):
 
     def reason_of(self, choice: Choice) -> str | None:
         call = choice.parts.last_call
-        return finish_reason(choice.new, "" if call is None else call.text)
+        return finish_reason(choice.new, "" if call is None else call.arguments)
 
     def logprobs_of(
         self, choice: Choice, token_ids: list[int], rows: Sequence[TokenLogprobs | None]

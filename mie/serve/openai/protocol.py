@@ -156,12 +156,38 @@ class CalledFunction(Body):
 
 
 class Call(Body):
-    """A call of a tool in an assistant's message."""
+    """A call of a function in an assistant's message."""
 
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
     index: WithoutEffect = None
+
+
+class CalledCustomTool(Body):
+    """The custom tool of a call, and its text."""
+
+    name: str
+    input: str
+
+
+class CustomCall(Body):
+    """A call of a custom tool in an assistant's message."""
+
+    id: str | None = None
+    type: Literal["custom"]
+    custom: CalledCustomTool
+    index: WithoutEffect = None
+
+
+def _kind_of_call(call: Any) -> str:
+    return "custom" if isinstance(call, dict) and call.get("type") == "custom" else "function"
+
+
+AnyCall = Annotated[
+    Annotated[Call, Tag("function")] | Annotated[CustomCall, Tag("custom")],
+    Discriminator(_kind_of_call),
+]
 
 
 _PEOPLE = ("system", "developer", "user", "assistant")
@@ -188,7 +214,7 @@ class ChatMessage(Body):
     name: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: Annotated[Items[Call], AtMost(MOST_MESSAGES)] | None = None
+    tool_calls: Annotated[Items[AnyCall], AtMost(MOST_MESSAGES)] | None = None
     tool_call_id: str | None = None
     function_call: Annotated[Any, Unsupported("send tool_calls")] = None
     audio: Annotated[Any, Unsupported("the model reads and writes text only")] = None

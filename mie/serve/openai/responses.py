@@ -17,11 +17,13 @@ from mie.serve.openai.responses_protocol import (
     LOGPROBS,
     AllowedFunctions,
     CallItem,
+    CustomCallItem,
+    CustomOutputItem,
     FlatSchemaFormat,
+    InputItem,
     MessageItem,
     NamedFunction,
     OutputItem,
-    ReasoningItem,
     ResponsesRequest,
 )
 from mie.serve.openai.tools import choice_of, own_tools
@@ -30,7 +32,7 @@ from mie.serve.parts_writer import PartsWriter, status_of
 from mie.serve.serving import reasoning_variables
 from mie.serve.writer import Choice, num_logprobs
 from mie.serve.written import json_text
-from mie.text.tools.definitions import call_message
+from mie.text.tools.definitions import call_message, custom_call
 
 # The request in the words of chats.
 
@@ -42,11 +44,14 @@ def _structure_of(body: ResponsesRequest) -> StructuredOutputsParams | None:
 
 
 def _tool(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": {k: v for k, v in given.items() if k != "type"}}
+    about = {k: v for k, v in given.items() if k != "type"}
+    if (form := about.get("format")) and form["type"] == "grammar":
+        about["format"] = {"type": "grammar", "grammar": form}
+    return {"type": given["type"], given["type"]: about}
 
 
 def _named(tool: NamedFunction) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": tool.name}}
+    return {"type": tool.type, tool.type: {"name": tool.name}}
 
 
 def _conversation(body: ResponsesRequest) -> list[dict[str, Any]]:
@@ -64,9 +69,7 @@ def _conversation(body: ResponsesRequest) -> list[dict[str, Any]]:
     return messages
 
 
-def _add(
-    messages: list[dict[str, Any]], item: MessageItem | CallItem | OutputItem | ReasoningItem
-) -> None:
+def _add(messages: list[dict[str, Any]], item: InputItem) -> None:
     """Add an item to the messages. Calls and reasoning belong to an assistant's message."""
     last: dict[str, Any] = messages[-1] if messages else {"role": None}
     if isinstance(item, MessageItem):
@@ -77,13 +80,17 @@ def _add(
             last["content"] = content
         else:
             messages.append({"role": item.role, "content": content})
-    elif isinstance(item, CallItem):
+    elif isinstance(item, CallItem | CustomCallItem):
         if last["role"] != "assistant":
             last = {"role": "assistant", "content": None}
             messages.append(last)
-        call = call_message(item.call_id, item.name, item.arguments)
+        call = (
+            call_message(item.call_id, item.name, item.arguments)
+            if isinstance(item, CallItem)
+            else custom_call(item.call_id, item.name, item.input)
+        )
         last.setdefault("tool_calls", []).append(call)
-    elif isinstance(item, OutputItem):
+    elif isinstance(item, OutputItem | CustomOutputItem):
         output = {"tool_call_id": item.call_id, "content": item.given["output"]}
         messages.append({"role": "tool", **output})
     elif text := "".join(part.text for part in item.content or ()):
@@ -101,9 +108,15 @@ _ITEMS = MappingProxyType(
         "text": ("message", "msg", "output_text"),
         "reasoning": ("reasoning", "rs", "reasoning_text"),
         "call": ("function_call", "fc", "function_call_arguments"),
+        "custom": ("custom_tool_call", "ctc", "custom_tool_call_input"),
     }
 )
 """Kinds of parts -> the type of the item, the beginning of its id, and the name of its events."""
+
+
+def _about(part: Part) -> tuple[str, str, str]:
+    is_custom = part.kind == "call" and part.call.is_custom
+    return _ITEMS["custom" if is_custom else part.kind]
 
 
 class ResponseWriter(PartsWriter[ResponsesRequest]):
@@ -146,6 +159,7 @@ class ResponseWriter(PartsWriter[ResponsesRequest]):
             tools=[_tool(tool.given) for tool in tools] or None,
             tool_choice=choice_of(choice, tools),
             parallel_tool_calls=body.parallel_tool_calls,
+            max_tool_calls=body.max_tool_calls,
         )
         return await self.respond([prompt])
 
@@ -169,7 +183,7 @@ class ResponseWriter(PartsWriter[ResponsesRequest]):
             "background": False,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
-            "max_tool_calls": None,
+            "max_tool_calls": body.max_tool_calls,
             "metadata": body.metadata or {},
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
@@ -222,7 +236,7 @@ class ResponseWriter(PartsWriter[ResponsesRequest]):
         return created + self._event("response.in_progress", response=response)
 
     def write(self, event: PartEvent, status: str) -> Iterator[str]:
-        part, name = event.part, _ITEMS[event.part.kind][2]
+        part, name = event.part, _about(event.part)[2]
         place = {"item_id": self._id(part), "output_index": part.index}
         content = place if part.kind == "call" else {**place, "content_index": 0}
         if event.what == "grow":
@@ -237,7 +251,9 @@ class ResponseWriter(PartsWriter[ResponsesRequest]):
                 )
         else:
             done: dict[str, Any] = {"text": part.text}
-            if part.kind == "call":
+            if part.kind == "call" and part.call.is_custom:
+                done = {"input": part.text}
+            elif part.kind == "call":
                 done = {"name": part.call.name, "arguments": part.text}
             elif part.kind == "text":
                 done["logprobs"] = self.entries(part.logprobs)
@@ -257,17 +273,13 @@ class ResponseWriter(PartsWriter[ResponsesRequest]):
     def _id(self, part: Part) -> str:
         place = f"_{part.index}" if part.index else ""
         number = self.response_id.removeprefix(self.id_prefix)
-        return f"{_ITEMS[part.kind][1]}_{number}{place}"
+        return f"{_about(part)[1]}_{number}{place}"
 
     def _item(self, part: Part, status: str) -> dict[str, Any]:
-        item: dict[str, Any] = {
-            "id": self._id(part),
-            "type": _ITEMS[part.kind][0],
-            "status": status,
-        }
+        item: dict[str, Any] = {"id": self._id(part), "type": _about(part)[0], "status": status}
         if part.kind == "call":
-            call = {"call_id": part.call.id, "name": part.call.name, "arguments": part.text}
-            return {**item, **call}
+            text = "input" if part.call.is_custom else "arguments"
+            return {**item, "call_id": part.call.id, "name": part.call.name, text: part.text}
         about: dict[str, Any] = {"role": "assistant"} if part.kind == "text" else {"summary": []}
         return {
             **item,

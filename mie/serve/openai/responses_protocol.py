@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from mie.serve.body import AtMost, Body, Items, all_of
+from mie.serve.body import AtMost, Body, Items, Whole, all_of
 from mie.serve.fields import WithoutEffect, with_fields_of
 from mie.serve.openai.formats import JsonObjectFormat, NamedSchema, Text, TextFormat
 from mie.serve.openai.protocol import (
@@ -17,7 +17,16 @@ from mie.serve.openai.protocol import (
     Temperature,
     TopP,
 )
-from mie.serve.openai.tools import Choice, Function, FunctionName, OtherTool, SomeOwn, is_other
+from mie.serve.openai.tools import (
+    OWN_TOOLS,
+    Choice,
+    Function,
+    FunctionName,
+    OtherTool,
+    SomeOwn,
+    TextGrammar,
+    kind_of_tool,
+)
 from mie.text.messages import MOST_MESSAGES
 from mie.text.tools.definitions import MOST_TOOLS
 
@@ -58,10 +67,24 @@ class FunctionTool(Function):
     type: Literal["function"]
 
 
+class FlatGrammarFormat(TextGrammar):
+    """A text that follows a grammar."""
+
+    type: Literal["grammar"]
+
+
+class CustomTool(FunctionName):
+    """A custom tool of a response."""
+
+    type: Literal["custom"]
+    description: str | None = None
+    format: Annotated[TextFormat | FlatGrammarFormat, Field(discriminator="type")] | None = None
+
+
 class NamedFunction(FunctionName):
     """The choice of one tool."""
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
 
 
 class AllowedFunctions(Body):
@@ -97,10 +120,27 @@ class CallItem(Item):
     arguments: str
 
 
+class CustomCallItem(Item):
+    """A call of a custom tool that the model wrote."""
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+
+
 class OutputItem(Item):
     """The result of a call."""
 
     type: Literal["function_call_output"]
+    call_id: str
+    output: Content
+
+
+class CustomOutputItem(Item):
+    """The result of a call of a custom tool."""
+
+    type: Literal["custom_tool_call_output"]
     call_id: str
     output: Content
 
@@ -128,7 +168,9 @@ def _kind(item: Any) -> str:
 InputItem = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
+    | Annotated[CustomCallItem, Tag("custom_tool_call")]
     | Annotated[OutputItem, Tag("function_call_output")]
+    | Annotated[CustomOutputItem, Tag("custom_tool_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(_kind),
 ]
@@ -145,10 +187,6 @@ class ReasoningOptions(Body):
 
     effort: str | None = None
     """A value of the chat template's own, if the template reads one."""
-
-
-def _kind_of_tool(tool: Any) -> str:
-    return "other" if is_other(tool, "function") else "own"
 
 
 @with_fields_of("responses")
@@ -174,12 +212,14 @@ class ResponsesRequest(Queued):
         Annotated[
             Items[
                 Annotated[
-                    Annotated[FunctionTool, Tag("own")] | Annotated[OtherTool, Tag("other")],
-                    Discriminator(_kind_of_tool),
+                    Annotated[FunctionTool, Tag("function")]
+                    | Annotated[CustomTool, Tag("custom")]
+                    | Annotated[OtherTool, Tag("other")],
+                    Discriminator(kind_of_tool),
                 ]
             ],
             AtMost(MOST_TOOLS),
-            SomeOwn(("function",)),
+            SomeOwn(OWN_TOOLS),
         ]
         | None
     ) = None
@@ -187,4 +227,5 @@ class ResponsesRequest(Queued):
         Choice | Annotated[NamedFunction | AllowedFunctions, Field(discriminator="type")] | None
     ) = None
     parallel_tool_calls: bool | None = None
+    max_tool_calls: Annotated[int, Whole(1)] | None = None
     seed: Integer64 | None = None  # not in OpenAI's API

@@ -10,11 +10,13 @@ from pydantic_core import core_schema
 from mie.errors import shown
 from mie.serve.body import AtMost, Body, IgnoredObject, Items
 from mie.serve.errors import unsupported
-from mie.serve.openai.formats import Schema
+from mie.serve.openai.formats import Schema, Text, TextFormat
 from mie.text.tools.definitions import MOST_TOOLS, NAME
 
 Own = TypeVar("Own", bound=Body)
 
+OWN_TOOLS = ("function", "custom")
+"""Types of the tools that a model is offered."""
 ToolName = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
 
 
@@ -52,24 +54,63 @@ class Tool(Body):
     function: Function
 
 
+class TextGrammar(Body):
+    """The grammar of the text that a custom tool takes."""
+
+    syntax: Literal["lark", "regex"]
+    definition: Text
+
+
+class TextGrammarFormat(Body):
+    """A text that follows a grammar."""
+
+    type: Literal["grammar"]
+    grammar: TextGrammar
+
+
+class Custom(FunctionName):
+    """A custom tool, which takes a text."""
+
+    description: str | None = None
+    format: Annotated[TextFormat | TextGrammarFormat, Field(discriminator="type")] | None = None
+
+
+class CustomTool(Body):
+    """A custom tool of a chat."""
+
+    type: Literal["custom"]
+    custom: Custom
+
+
 class OtherTool(IgnoredObject):
     """A tool of another type. The model is not offered it."""
 
-    type: Annotated[str, WithJsonSchema({"type": "string", "not": {"const": "function"}})]
+    type: Annotated[str, WithJsonSchema({"type": "string", "not": {"enum": [*OWN_TOOLS]}})]
 
 
 class NamedTool(Body):
-    """The choice of one tool."""
+    """The choice of one function."""
 
     type: Literal["function"]
     function: FunctionName
+
+
+class NamedCustomTool(Body):
+    """The choice of one custom tool."""
+
+    type: Literal["custom"]
+    custom: FunctionName
 
 
 class AllowedTools(Body):
     """The tools that the model may call, and whether it must call one."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[Items[NamedTool], Field(min_length=1), AtMost(MOST_TOOLS)]
+    tools: Annotated[
+        Items[Annotated[NamedTool | NamedCustomTool, Field(discriminator="type")]],
+        Field(min_length=1),
+        AtMost(MOST_TOOLS),
+    ]
 
 
 class AllowedToolsChoice(Body):
@@ -93,7 +134,7 @@ def own_tools(tools: Sequence[Own | OtherTool] | None) -> list[Own]:
     """
     own = [tool for tool in tools or () if not isinstance(tool, OtherTool)]
     if tools and not own:
-        why = "the model calls the client's own functions only, and tools has none"
+        why = "the model calls the client's functions and custom tools only, and tools has none"
         raise unsupported("tools.0.type", f"{why}; got {shown(cast(OtherTool, tools[0]).type)}")
     return own
 
@@ -103,19 +144,27 @@ def choice_of(choice: Any, tools: Sequence[Any]) -> Any:
     return None if choice == "auto" and not tools else choice
 
 
-def _kind_of_tool(tool: Any) -> str:
-    return "other" if is_other(tool, "function") else "own"
+def kind_of_tool(tool: Any) -> str:
+    """Return the type of a tool of a body: "function", "custom" or "other"."""
+    if is_other(tool, *OWN_TOOLS):
+        return "other"
+    return "custom" if isinstance(tool, dict) and tool.get("type") == "custom" else "function"
 
 
 Tools = Annotated[
     Items[
         Annotated[
-            Annotated[Tool, Tag("own")] | Annotated[OtherTool, Tag("other")],
-            Discriminator(_kind_of_tool),
+            Annotated[Tool, Tag("function")]
+            | Annotated[CustomTool, Tag("custom")]
+            | Annotated[OtherTool, Tag("other")],
+            Discriminator(kind_of_tool),
         ]
     ],
     AtMost(MOST_TOOLS),
-    SomeOwn(("function",)),
+    SomeOwn(OWN_TOOLS),
 ]
 Choice = Literal["none", "auto", "required"]
-ToolChoice = Choice | Annotated[NamedTool | AllowedToolsChoice, Field(discriminator="type")]
+ToolChoice = (
+    Choice
+    | Annotated[NamedTool | NamedCustomTool | AllowedToolsChoice, Field(discriminator="type")]
+)

@@ -7,11 +7,14 @@ import re
 from collections.abc import Iterator
 
 from mie.config.params.structured import COMPACT
-from mie.text.tools.definitions import MOST_CALLS, Tool, ToolChoice
+from mie.errors import RequestError
+from mie.text.tools.definitions import INPUT, MOST_CALLS, Tool, ToolChoice, parameters_of
 from mie.text.tools.formats import CallFormat, split_tags
+from mie.text.tools.quoted import quoted_lark
 from mie.text.tools.whole import Format, SpecialId, either, literal_of
 from mie.text.tools.written import ArgumentRules, Literals, literals_of, pattern_of
 
+_SLASHED = {"/": r"\/", "\n": r"\n"}
 _ANY_OBJECT = json.dumps(
     {"type": "object", "additionalProperties": True, "x-guidance": {"whitespace_flexible": True}}
 )
@@ -86,7 +89,7 @@ class Calls:
             "triggers": texts,
             "tags": tags,
             "excludes": [text for text in form.triggers if text not in texts],
-            "stop_after_first": not choice.may_repeat,
+            "stop_after_first": choice.most_calls is not None,
         }
 
     def _grammar(
@@ -107,26 +110,67 @@ class Calls:
         rules = None
         if form.parameters is not None:
             rules = ArgumentRules(form.parameters, self._terms)
-        rests = [
-            f"rest_{place}: {self._rest(tool, written, rules, holds_all or tool.is_strict)}"
-            for place, tool in enumerate(choice.tools)
-        ]
+        rests: list[str] = []
+        inputs: dict[str, str] = {}
+        texts: list[str] = []
+        for place, tool in enumerate(choice.tools):
+            if (text := self._input(tool)) is None:
+                rest = self._rest(tool, written, rules, holds_all or tool.is_strict)
+            else:
+                inputs[tool.name] = text
+                texts.append(f"input_{place}: %lark {{\n{text}\n}}")
+                rest = self._rest_of_text(f"input_{place}", written, rules)
+            rests.append(f"rest_{place}: {rest}")
 
         def calls(before: str) -> str:
             names = [self._name(before, tool, written) for tool in choice.tools]
             return " | ".join(f"{name} rest_{place}" for place, name in enumerate(names))
 
-        again = f"({self._terms(written.again)} call){{0,{MOST_CALLS - 1}}}"
-        start = f"start: {begin} first {again if choice.may_repeat else ''} {end}"
+        most = min(choice.most_calls or MOST_CALLS, MOST_CALLS)
+        again = f"({self._terms(written.again)} call){{0,{most - 1}}}" if most > 1 else ""
+        start = f"start: {begin} first {again} {end}"
         more = [] if rules is None else rules.rules
         named = [f"first: {calls(before_name)}", f"call: {calls('')}"]
-        text = "\n".join([start, *rests, *named, *more])
+        text = "\n".join([start, *rests, *named, *more, *texts])
         return {
             "type": "grammar",
             "grammar": text,
             "disable_additional_properties": True,
-            "functions": [tool.name for tool in choice.tools],
+            "places": [
+                *(parameters_of(tool.name) for tool in choice.tools),
+                *["the names of the tools"] * len(named),
+                *([] if rules is None else rules.places),
+            ],
+            **({"inputs": inputs} if inputs else {}),
         }
+
+    def _input(self, tool: Tool) -> str | None:
+        """Return the grammar of the text for a custom tool in Lark, if the tool has a grammar.
+
+        JSON holds to a regular expression by the schema.
+        """
+        if tool.grammar is None:
+            return None
+        is_raw = self._form.parameters is not None and self._form.parameters.has_text
+        lark = tool.grammar.definition
+        if tool.grammar.syntax == "regex":
+            if not is_raw:
+                return None
+            # A slash ends the expression, and so does the end of the line.
+            slashed = re.sub(r"\\.|/|\n", lambda found: _SLASHED.get(found[0], found[0]), lark)
+            lark = f"start: /{slashed}/"
+        try:
+            return lark if is_raw else quoted_lark(lark)
+        except RequestError as error:
+            raise RequestError(f"tools has the custom tool {tool.name}, which {error}") from error
+
+    def _rest_of_text(self, text: str, written: Literals, rules: ArgumentRules | None) -> str:
+        """Return a call of a custom tool from its argument on."""
+        after = self._terms(written.after)
+        if rules is not None:
+            return f"{rules.of_text(INPUT, text)} {after}"
+        begin, end = (json.dumps(each) for each in (f'{{"{INPUT}":"', '"}'))
+        return f"{begin} {text} {end} {after}"
 
     def _name(self, before: str, tool: Tool, written: Literals) -> str:
         """Return a call up to its arguments."""

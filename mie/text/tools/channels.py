@@ -124,7 +124,8 @@ class ChannelParser(Divider):
         if message.part is None:
             text = "".join(message.held)
             arguments = json_value(text)
-            if isinstance(arguments, dict) and (self._form.may_repeat or not self.calls):
+            most = self._form.most_calls
+            if isinstance(arguments, dict) and (most is None or len(self.calls) < most):
                 self.calls.append(new_call(self._form, self._key, len(self.calls), message.tool))
                 self.calls[-1].arguments = json_text(arguments)
                 return

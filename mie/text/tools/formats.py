@@ -140,10 +140,12 @@ class AnswerFormat:
     calls: CallFormat | None = None
     names: frozenset[str] = frozenset()
     """The names of the tools that may be called."""
+    customs: frozenset[str] = frozenset()
+    """The names of the custom tools among them."""
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The schemas of their arguments, by which text becomes a number or an object."""
-    may_repeat: bool = True
-    """Whether there may be several calls."""
+    most_calls: int | None = None
+    """Maximum number of calls; None if there is no limit."""
     structured_outputs: StructuredOutputsParams | None = None
     """The grammar that the tools make for the answer."""
     structure: StructuredOutputsParams | None = None

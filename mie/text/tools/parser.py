@@ -165,7 +165,7 @@ class AnswerParser(Divider):
 
     def _enter_call(self, place: int) -> bool:
         self._content.add(self._taken(place))
-        most = None if self._form.may_repeat else 1 - len(self.calls)
+        most = self._form.most_calls and self._form.most_calls - len(self.calls)
         self._held, self._state = HeldCalls(self._form, most), self._call
         return True
 
@@ -220,7 +220,7 @@ def new_call(form: AnswerFormat, key: str, index: int, name: str) -> ToolCall:
     id = digest[:length] if length else f"call_{digest[:24]}"
     if form.calls.has_index:
         id = f"functions.{name}:{index}"
-    return ToolCall(index=index, id=id, name=name)
+    return ToolCall(index=index, id=id, name=name, is_custom=name in form.customs)
 
 
 class BorderedText:

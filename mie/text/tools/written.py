@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mie.config.params.structured import COMPACT
-from mie.errors import RequestError
-from mie.text.tools.definitions import Tool
+from mie.errors import RequestError, shown
+from mie.text.tools.definitions import Tool, parameters_of
 from mie.text.tools.formats import CallFormat, Parameters
 from mie.text.tools.values import resolved, types_of
 
@@ -102,8 +102,17 @@ class ArgumentRules:
     def __init__(self, form: Parameters, terms: Callable[[str], str]) -> None:
         """``terms`` returns a text as terms of a rule."""
         self.rules: list[str] = []
+        self.places: list[str] = []
+        """The places of the rules in the tools, for messages."""
         self._form = form
         self._terms = terms
+
+    def of_text(self, name: str, text: str) -> str:
+        """Return one argument with a text that the rule ``text`` writes, as a part of a rule."""
+        form, is_text = self._form, self._form.has_text
+        quote = "" if is_text else json.dumps('"')
+        opening = self._terms(form.open + name + form.before(is_text=is_text))
+        return f"{opening} {quote} {text} {quote} {self._terms(form.after(is_text=is_text))}"
 
     def of(self, tool: Tool) -> str:
         """Return the arguments of a tool as a part of a rule, and add the rules that it needs.
@@ -122,7 +131,11 @@ class ArgumentRules:
             if key not in properties:
                 raise _unsupported(f"{key}, which is required and has no schema, in {where}")
         others = [key for key in properties if key not in required]
-        names = {key: self._rule(key, properties[key], schema, where) for key in properties}
+        names = {}
+        for key in properties:
+            names[key] = self._rule(key, properties[key], schema, where)
+            place = f"the argument {shown(key)} in {parameters_of(tool.name)}"
+            self.places += [place] * (len(self.rules) - len(self.places))
         comma = self._terms(self._form.separator)
         if required or not comma:
             more = [f"({comma} {names[key]})?" for key in others]
@@ -141,6 +154,7 @@ class ArgumentRules:
             return f"/(?s:.*)/ {written}"  # a special token ends the text
         name = f"argument_{len(self.rules)}"
         self.rules.append(f"{name}[lazy]: /(?s:.*){pattern_of(after)}/")
+        self.places.append("free arguments")
         return name
 
     def _rule(self, key: str, schema: Any, root: Mapping[str, Any], where: str) -> str:

@@ -6,45 +6,19 @@ import json
 import random
 import re
 import time
-from functools import cache
+from collections import Counter
 from typing import Any
 
 import pytest
+from accepted_texts import SQL, accepts, grammars, tokens_of
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mie import LLM, StructuredOutputsParams
+from mie import StructuredOutputsParams
 from mie.errors import RequestError
 from mie.structured.ebnf import lark_of_ebnf
-from mie.structured.grammars import Grammars
 
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
-
-EOS, VOCAB_SIZE = 1, 2048
-
-
-@cache
-def tokenizer() -> Any:
-    return LLM("bundled", backend="numpy", num_threads=1).tokenizer
-
-
-@cache
-def grammars() -> Grammars:
-    return Grammars(tokenizer(), VOCAB_SIZE, [EOS])
-
-
-def accepts(grammar: str, text: str) -> bool:
-    ids = [*tokenizer().encode(text, add_special_tokens=False), EOS]
-    return grammars().start(StructuredOutputsParams(grammar=grammar)).validate(ids) == len(ids)
-
-
-SQL = """
-root ::= select_statement
-select_statement ::= "SELECT " column " from " table " where " condition
-column ::= "col_1 " | "col_2 "
-table ::= "table_1 " | "table_2 "
-condition ::= column "= " number
-number ::= "1 " | "2 "
-"""
-"""The example of vLLM's documents."""
 
 JSON = r"""
 root ::= basic_array | basic_object
@@ -77,6 +51,8 @@ CASES = [
     ('root ::= (| "b")+ "c"?', ["", "b", "bbc", "c"], ["cb"]),
     ('root ::= "#" [#] # "no"', ["##"], ["#"]),
     ('root ::= "a"\r\n    "b"\r\n', ["ab"], ["a"]),
+    ('root ::= s "!"\ns ::= [a-c] s | "d" s | ""', ["abcd!", "!", "da!"], ["abe!", "ab"]),
+    ('root ::= ([a-c] | "-" [0-9]{1,2})* ("x" | "xy")', ["ab-1cx", "-12xy", "x"], ["-123x", "a-x"]),
 ]
 
 
@@ -109,10 +85,54 @@ def test_a_grammar_of_json_has_the_texts_that_a_parser_reads():
             is_json = False
         if re.search(r"-0|\b0\d", text):
             continue  # this grammar has no -0
-        ids = [*tokenizer().encode(text, add_special_tokens=False), EOS]
+        ids = tokens_of(text)
         assert (matcher.validate(ids) == len(ids)) == is_json, text
         kinds.add(is_json)
     assert kinds == {True, False}
+
+
+LETTERS = {"a": "a", "b": "b", "[ab]": "[ab]", "[^a]": "[^a]", ".": r"[\s\S]", "c": "c"}
+atoms = st.sampled_from([*LETTERS]).map(
+    lambda each: (each if each in ("[ab]", "[^a]", ".") else f'"{each}"', LETTERS[each])
+)
+texts = st.sampled_from(["ab", "abc", "cb", ""]).map(lambda each: (f'"{each}"', each))
+
+
+def longer(inner: Any) -> Any:
+    counts = st.sampled_from(["*", "+", "?", "{2}", "{1,2}", "{1,}"])
+    repeated = st.tuples(inner, counts).map(
+        lambda each: (f"({each[0][0]}){each[1]}", f"(?:{each[0][1]}){each[1]}")
+    )
+    lists = st.lists(inner, min_size=1, max_size=3)
+    joined = lists.map(lambda each: (" ".join(a for a, _ in each), "".join(b for _, b in each)))
+    chosen = lists.map(
+        lambda each: (f"({' | '.join(a for a, _ in each)})", f"(?:{'|'.join(b for _, b in each)})")
+    )
+    return st.one_of(repeated, joined, chosen)
+
+
+def test_long_lexemes_change_no_text():
+    """Random grammars without recursion have the texts of a regular expression."""
+    seen: Counter[bool] = Counter()
+
+    @given(
+        st.recursive(st.one_of(atoms, texts), longer, max_leaves=8),
+        st.lists(st.text(st.sampled_from("abc"), max_size=5), min_size=6, max_size=6),
+    )
+    def check(grammar: tuple[str, str], found: list[str]):
+        ebnf = f'root ::= {grammar[0]} part\npart ::= [a-b] part | "c"'
+        seen["+/" in lark_of_ebnf(ebnf)] += 1  # the rule `part` has a run
+        try:
+            accepts(ebnf, "")
+        except RequestError as error:  # too ambiguous to be followed
+            assert "Too many items" in str(error)
+            return
+        for text in (*found, "", "ab", "aac", "abc", "cabbc"):
+            expected = re.fullmatch(f"(?:{grammar[1]})[ab]*c", text) is not None
+            assert accepts(ebnf, text) == expected, text
+
+    check()
+    assert min(seen[True], seen[False]) > 2
 
 
 ERRORS = [

@@ -135,7 +135,9 @@ FRAGMENTS = [
 def test_how_messages_are_cut_changes_nothing_and_calls_are_those_of_tools(
     fragments: list[str], cuts: list[int], reasoning: Any, more: bool
 ):
-    form = AnswerFormat(reasoning=reasoning, calls=HARMONY, names=TOOLS, may_repeat=more)
+    form = AnswerFormat(
+        reasoning=reasoning, calls=HARMONY, names=TOOLS, most_calls=None if more else 1
+    )
     text = "".join(fragments)
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     found = read(form, [text])
@@ -152,7 +154,7 @@ def test_analysis_stays_text_without_a_parser_of_reasoning():
 
 def test_at_most_one_call_without_parallel_calls():
     call = reply("commentary to=functions.edit", "{}<|end|>")
-    form = AnswerFormat(reasoning=ANALYSIS, calls=HARMONY, names=TOOLS, may_repeat=False)
+    form = AnswerFormat(reasoning=ANALYSIS, calls=HARMONY, names=TOOLS, most_calls=1)
     assert read(form, [call + call]) == ("", call, [("edit", {})], 1)
 
 

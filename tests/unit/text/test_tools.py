@@ -100,7 +100,10 @@ def answers_of(name: str) -> st.SearchStrategy[str]:
 )
 def test_how_an_answer_is_cut_changes_nothing(name, data, cuts, begins, more, lacks):
     form = form_of(
-        CALLS[name], begins_with="<think>" * begins, may_repeat=more, may_lack_open=lacks
+        CALLS[name],
+        begins_with="<think>" * begins,
+        most_calls=None if more else 1,
+        may_lack_open=lacks,
     )
     check_cuts(form, data.draw(answers_of(name)), cuts)
 
@@ -185,10 +188,16 @@ def test_a_call_without_its_closing_tag_is_one_only_at_the_end():
 
 def test_at_most_one_call_without_parallel_calls():
     call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
-    _, content, calls, num_unparsed = read(form_of(HERMES, may_repeat=False), [call + call])
+    _, content, calls, num_unparsed = read(form_of(HERMES, most_calls=1), [call + call])
     assert (content, len(calls), num_unparsed) == (call, 1, 1)
     pair = '[TOOL_CALLS][{"name": "add", "arguments": {}}, {"name": "add", "arguments": {}}]'
-    assert read(form_of(CALLS["mistral"], may_repeat=False), [pair])[2] == []
+    assert read(form_of(CALLS["mistral"], most_calls=1), [pair])[2] == []
+
+
+def test_calls_beyond_a_maximum_are_text():
+    call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    _, content, calls, num_unparsed = read(form_of(HERMES, most_calls=2), [call * 3])
+    assert (content, len(calls), num_unparsed) == (call, 2, 1)
 
 
 def test_a_closing_tag_inside_an_argument_ends_nothing():
@@ -355,6 +364,8 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
         "tool_choice names 'b'; the tools are add",
     ),
     "a number": (([tool()], None, 1), "parallel_tool_calls must be True or False; got 1"),
+    "no call": (([tool()], None, None, 0), "max_tool_calls must be an integer of at least 1; got"),
+    "a switch": (([tool()], None, None, True), "max_tool_calls must be an integer of at least 1"),
 }
 
 

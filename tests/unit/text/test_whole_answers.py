@@ -264,9 +264,7 @@ def format_of(name: str, **options: Any) -> AnswerFormat:
     """Return the format of answers of a model that writes calls in a certain way."""
     choice = tool_choice_of(options["tools"], None, options["parallel_tool_calls"])
     assert choice is not None
-    form = AnswerFormat(
-        calls=CALLS[name], names=choice.names, schemas=choice.schemas, may_repeat=False
-    )
+    form = AnswerFormat(calls=CALLS[name], names=choice.names, schemas=choice.schemas, most_calls=1)
     return replace(form, parts=parts_of(form, choice, lambda text: None, ""))
 
 
@@ -348,6 +346,16 @@ def test_a_refusal_names_the_function(schema: Any, reason: str, structure: Any, 
         answers(tools=tools, tool_choice=choice, structured_outputs=structure)
     assert str(error.value).startswith(f"tools has a schema that {reason}")
     assert str(error.value).endswith("the parameters of the function 'fly'")
+
+
+def test_a_refusal_names_the_argument_between_tags():
+    tags = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    schema = {"type": "object", "properties": {"name": {"type": "string"}, "tags": tags}}
+    with pytest.raises(RequestError) as error:
+        answers(tag="<function= <parameter=", tools=[tool("fly", schema)], tool_choice="required")
+    place = "see # of the argument 'tags' in the parameters of the function 'fly'"
+    assert str(error.value).startswith("tools has a schema that uses 'uniqueItems'")
+    assert str(error.value).endswith(place)
 
 
 @pytest.mark.parametrize(
