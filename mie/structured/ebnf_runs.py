@@ -1,9 +1,10 @@
 """Write an EBNF grammar with long lexemes, where the next character always determines the rule.
 
 llguidance reads a lexeme as long as possible. In a grammar that is LL(1) this changes no text: only
-one lexeme can begin with the next character, and what follows a run of characters does not begin
-with one of them (A. Aho et al., Compilers, section 4.4). A mask then takes microseconds, where
-lexemes of one character take milliseconds.
+one lexeme can begin with the next character, and the text after a run does not begin with a
+character of the run (A. Aho et al., Compilers, section 4.4). A part that is not LL(1) may be a
+lexeme of its own, if it has no rules and none of its characters can follow it. A mask then takes
+microseconds, where lexemes of one character take milliseconds.
 """
 
 from __future__ import annotations
@@ -69,10 +70,13 @@ def lark_with_runs(rules: Mapping[str, Choice], names: Mapping[str, str]) -> str
     if _size(rules) > _MAX_NODES:
         return None
     factored = {name: _factored(rule, 0) for name, rule in rules.items()}
-    if not _Analysis(factored).is_ll1():
+    analysis = _Analysis(factored)
+    if not analysis.is_ll1():
         return None
-    written = (f"{names[name]}: {_choice(rule, name, names)}" for name, rule in factored.items())
-    return "\n".join(written)
+    writer = _Writer(names, analysis.lexemes)
+    return "\n".join(
+        f"{names[name]}: {writer.choice(rule, name)}" for name, rule in factored.items()
+    )
 
 
 def _size(rules: Mapping[str, Choice]) -> int:
@@ -134,6 +138,8 @@ class _Analysis:
         self._may_be_empty = dict.fromkeys(rules, False)
         self._follow = dict.fromkeys(rules, 0)
         self._num_left = _MAX_WORK
+        self.lexemes: set[Node] = set()
+        """Parts that are not LL(1) and can be one lexeme."""
 
     def is_ll1(self) -> bool:
         """Return whether the next character always determines how a text goes on.
@@ -154,6 +160,7 @@ class _Analysis:
         while True:
             follow = dict(self._follow)
             is_clear = True
+            self.lexemes.clear()
             for name, rule in self._rules.items():
                 is_clear = self._visit(rule, self._follow[name]) and is_clear
             if follow == self._follow:
@@ -203,7 +210,9 @@ class _Analysis:
         if isinstance(node, Repeated):
             first, is_empty = self._begins(node.item)
             is_clear = self._visit(node.item, follow if node.most == 1 else follow | first)
-            return is_clear and not is_empty and (node.least == node.most or not first & follow)
+            if is_clear and not is_empty and (node.least == node.most or not first & follow):
+                return True
+            return self._is_lexeme(node, follow)
         is_clear, taken, num_empty = True, 0, 0
         for sequence in node.sequences:
             first, is_empty = self._begins_in(sequence)
@@ -216,7 +225,23 @@ class _Analysis:
                 is_clear = self._visit(each, behind) and is_clear
                 first, is_empty = self._begins(each)
                 behind = first | (behind if is_empty else 0)
-        return is_clear and num_empty <= 1
+        return (is_clear and num_empty <= 1) or self._is_lexeme(node, follow)
+
+    def _is_lexeme(self, node: Node, follow: int) -> bool:
+        """Return whether a part without rules ends where another character comes, and note it."""
+        left = [node]
+        for each in left:
+            self._num_left -= 1
+            if isinstance(each, Choice):
+                left += [part for sequence in each.sequences for part in sequence]
+            elif isinstance(each, Repeated):
+                left.append(each.item)
+            elif isinstance(each, Reference) or self._bits(each) & follow:
+                return False
+        if self._begins(node)[1]:
+            return False
+        self.lexemes.add(node)
+        return True
 
 
 def _letters_in(rules: Mapping[str, Choice]) -> list[Letters]:
@@ -229,54 +254,62 @@ def _letters_in(rules: Mapping[str, Choice]) -> list[Letters]:
     return [node for node in left if isinstance(node, Letters)]
 
 
-# Lark
+class _Writer:
+    """Writes rules in Lark."""
+
+    def __init__(self, names: Mapping[str, str], lexemes: set[Node]) -> None:
+        self._names, self._lexemes = names, lexemes
+
+    def choice(self, choice: Choice, rule: str = "", *, is_repeated: bool = False) -> str:
+        """Return a choice. ``rule`` is the rule of which it is all, or nothing."""
+        if choice in self._lexemes:
+            return f'"" /{_pattern(choice)}/'
+        return " | ".join(
+            self._sequence(sequence, rule, is_repeated=is_repeated) for sequence in choice.sequences
+        )
+
+    def _sequence(self, sequence: Sequence[Node], rule: str, *, is_repeated: bool) -> str:
+        """Return a sequence. Characters that follow each other are one lexeme."""
+        first, last = (sequence[0], sequence[-1]) if sequence else (None, None)
+        is_recursive = isinstance(last, Reference) and last.name == rule and len(sequence) == 2
+        if isinstance(first, Letters) and (is_recursive or (is_repeated and len(sequence) == 1)):
+            return f'"" /{first.pattern}+/' + (f" {self._names[rule]}" if is_recursive else "")
+        parts, letters = ['""'], ""
+        for node in [*sequence, None]:
+            if isinstance(node, Letters):
+                letters += node.pattern
+                continue
+            if letters:
+                parts.append(f"/{letters}/")
+                letters = ""
+            if node is not None:
+                parts.append(self._node(node))
+        return " ".join(parts)
+
+    def _node(self, node: Node) -> str:
+        if isinstance(node, Reference):
+            return self._names[node.name]
+        if isinstance(node, Choice):
+            return f"({self.choice(node)})"
+        if node in self._lexemes or isinstance(node, Letters):
+            return f"/{_pattern(node)}/"
+        most = "" if node.most is None else node.most
+        if isinstance(node.item, Letters):
+            run = f"/{node.item.pattern}{{{max(1, node.least)},{most}}}/"
+            return '""' if node.most == 0 else f"({run})?" if node.least == 0 else run
+        inner = (
+            self.choice(node.item, is_repeated=node.most is None)
+            if isinstance(node.item, Choice)
+            else self._node(node.item)
+        )
+        return f"({inner}){{{node.least},{most}}}"
 
 
-def _choice(
-    choice: Choice, rule: str, names: Mapping[str, str], *, is_repeated: bool = False
-) -> str:
-    """Return a choice in Lark. ``rule`` is the rule of which it is all, or nothing."""
-    return " | ".join(
-        _sequence(sequence, rule, names, is_repeated=is_repeated) for sequence in choice.sequences
-    )
-
-
-def _sequence(
-    sequence: Sequence[Node], rule: str, names: Mapping[str, str], *, is_repeated: bool
-) -> str:
-    """Return a sequence in Lark. Characters that follow each other are one lexeme."""
-    last = sequence[-1] if sequence else None
-    is_recursive = isinstance(last, Reference) and last.name == rule and len(sequence) == 2
-    if isinstance(sequence[0] if sequence else None, Letters) and (
-        is_recursive or (is_repeated and len(sequence) == 1)
-    ):
-        first = sequence[0]
-        assert isinstance(first, Letters)
-        return f'"" /{first.pattern}+/' + (f" {names[rule]}" if is_recursive else "")
-    parts, letters = ['""'], ""
-    for node in [*sequence, None]:
-        if isinstance(node, Letters):
-            letters += node.pattern
-            continue
-        if letters:
-            parts.append(f"/{letters}/")
-            letters = ""
-        if node is not None:
-            parts.append(_node(node, names))
-    return " ".join(parts)
-
-
-def _node(node: Reference | Choice | Repeated, names: Mapping[str, str]) -> str:
-    if isinstance(node, Reference):
-        return names[node.name]
-    if isinstance(node, Choice):
-        return f"({_choice(node, '', names)})"
-    most = "" if node.most is None else node.most
-    if isinstance(node.item, Letters):
-        run = f"/{node.item.pattern}{{{max(1, node.least)},{most}}}/"
-        return "" if node.most == 0 else f"({run})?" if node.least == 0 else run
-    item = node.item
-    if isinstance(item, Choice):
-        is_repeated = node.most is None
-        return f"({_choice(item, '', names, is_repeated=is_repeated)}){{{node.least},{most}}}"
-    return f"({_node(item, names)}){{{node.least},{most}}}"
+def _pattern(node: Node) -> str:
+    """Return the regular expression of a part without rules."""
+    if isinstance(node, Letters):
+        return node.pattern
+    if isinstance(node, Repeated):
+        return f"(?:{_pattern(node.item)}){{{node.least},{'' if node.most is None else node.most}}}"
+    assert isinstance(node, Choice)
+    return f"(?:{'|'.join(''.join(map(_pattern, each)) for each in node.sequences)})"
