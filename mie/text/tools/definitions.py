@@ -298,7 +298,10 @@ class ToolCall:
 
     @property
     def input(self) -> str:
-        """The text for a custom tool. Of a call that was cut, it is the beginning of the text."""
+        """The text for a custom tool. Of a call that was cut, it is the beginning of the text.
+
+        If ``output_kind`` is DELTA, join the arguments of all outputs first.
+        """
         return input_of(self.arguments)
 
     def as_message(self) -> dict[str, Any]:
