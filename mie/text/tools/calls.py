@@ -14,7 +14,7 @@ from mie.text.tools.quoted import quoted_lark
 from mie.text.tools.whole import Format, SpecialId, either, literal_of
 from mie.text.tools.written import ArgumentRules, Literals, literals_of, pattern_of
 
-_SLASHED = {"/": r"\/", "\n": r"\n"}
+_SLASHED = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
 _ANY_OBJECT = json.dumps(
     {"type": "object", "additionalProperties": True, "x-guidance": {"whitespace_flexible": True}}
 )
@@ -157,7 +157,7 @@ class Calls:
             if not is_raw:
                 return None
             # A slash ends the expression, and so does the end of the line.
-            slashed = re.sub(r"\\.|/|\n", lambda found: _SLASHED.get(found[0], found[0]), lark)
+            slashed = re.sub(r"(?s:\\.)|/|\n", lambda found: _SLASHED.get(found[0], found[0]), lark)
             lark = f"start: /{slashed}/"
         try:
             return lark if is_raw else quoted_lark(lark)
