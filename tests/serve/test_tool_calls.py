@@ -313,6 +313,7 @@ def test_openais_loop_of_responses(client):
         input=[*USER, call.model_dump(), result],
         tools=OF_RESPONSES,
         max_output_tokens=8,
+        extra_body={"seed": 1},
     )
     assert second.output_text
     assert [tool.name for tool in second.tools] == ["weather", "add"]

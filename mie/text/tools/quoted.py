@@ -214,7 +214,7 @@ def _expression(pattern: str, flags: str) -> str:
             written.append({"(": '(""', "|": '| ""'}.get(atom, atom))
             continue
         # At the end, a run of characters is one lexeme, as long as possible.
-        is_run = atoms[place + 1 :] in (["*"], ["+"])
+        is_run = atoms[place + 1 : place + 2] in (["*"], ["+"]) and set(atoms[place + 2 :]) <= {")"}
         written.append(f"({' | '.join(atom.lexemes('+' if is_run else ''))})")
     return " ".join([*written, ")"])
 

@@ -182,6 +182,38 @@ def test_the_input_grows_with_the_arguments(text: str):
     assert [input_of(other[:length]) for length in (0, 2, len(other))] == ["", "", other]
 
 
+PATCH = r"""
+start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+
+hunk: add_hunk | delete_hunk | update_hunk
+add_hunk: "*** Add File: " filename LF add_line+
+delete_hunk: "*** Delete File: " filename LF
+update_hunk: "*** Update File: " filename LF change?
+filename: /(.+)/
+add_line: "+" /(.*)/ LF -> line
+change: (change_context | change_line)+ eof_line?
+change_context: ("@@" | "@@ " /(.+)/) LF
+change_line: ("+" | "-" | " ") /(.*)/ LF
+eof_line: "*** End of File" LF
+
+%import common.LF
+"""
+"""A grammar like one that a coding agent sends."""
+
+
+def test_a_patch_is_written_as_json():
+    for text in (
+        '*** Begin Patch\n*** Add File: a.py\n+print("hi\\n")\n+\n*** End Patch\n',
+        "*** Begin Patch\n*** Update File: b\n@@ def f():\n-\told\n+new\n*** End Patch",
+    ):
+        for cut in (text, text.replace("*** End", "** End")):
+            written = json.dumps(cut, ensure_ascii=False)[1:-1]
+            expected = cut == text
+            assert (accepts(PATCH, cut), accepts(quoted_lark(PATCH), written)) == (expected,) * 2
+
+
 LARKS = [
     SUMS,
     SAYS,
