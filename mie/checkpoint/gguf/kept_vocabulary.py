@@ -24,7 +24,7 @@ MAX_FILES = 32
 """The most vocabularies that are kept. A large one takes 15 MB."""
 MIN_PIECES = 1 << 14
 """The least pieces of a vocabulary that is kept. A smaller one is read in no time."""
-_ARRAYS = ("text", "ends", "ids", "sums", "places", "merges", "results")
+_ARRAYS = ("text", "ends", "ids", "sums", "places", "merges", "order", "results")
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
@@ -34,6 +34,8 @@ class KeptVocabulary:
 
     parts: Mapping[str, Any]
     """The contents without vocabulary and merges."""
+    longest: int
+    """The most characters of a piece."""
     text: NDArray[np.uint8]
     """The UTF-8 of all pieces, one after the other."""
     ends: NDArray[np.int64]  # [n + 1], where each piece begins, and where the last one ends
@@ -41,7 +43,8 @@ class KeptVocabulary:
     sums: NDArray[np.uint32]  # [n], the checksums of pieces, in ascending order
     places: NDArray[np.int32]  # [n], the pieces of these checksums
     merges: NDArray[np.int32]  # [m, 2], the pieces of each merge, the best merge first
-    results: NDArray[np.int32]  # [m], the piece that each merge makes
+    order: NDArray[np.int32]  # [m], the numbers of merges in the order of their results
+    results: NDArray[np.int32]  # [m], the piece that each of these makes
 
     @classmethod
     def of(cls, parts: Mapping[str, Any]) -> KeptVocabulary:
@@ -60,22 +63,25 @@ class KeptVocabulary:
                 (one + two for one, two in merges),
             )
         ]
+        order = np.argsort(columns[2], kind="stable")
         return cls(
             parts={**parts, "model": {**model, "vocab": {}, "merges": []}},
+            longest=max(map(len, number), default=0),
             text=np.frombuffer(b"".join(pieces), np.uint8),
             ends=np.cumsum([0, *map(len, pieces)], dtype=np.int64),
             ids=np.array([*model["vocab"].values()], np.int32),
             sums=sums[places],
             places=places.astype(np.int32),
             merges=np.stack(columns[:2], axis=1),
-            results=columns[2],
+            order=order.astype(np.int32),
+            results=columns[2][order],
         )
 
     def to_bytes(self) -> bytes:
         """Return the content of a file."""
         arrays = [getattr(self, name) for name in _ARRAYS]
         sizes = [(array.dtype.str, array.shape) for array in arrays]
-        head = json.dumps([self.parts, sizes]).encode()
+        head = json.dumps([self.parts, self.longest, sizes]).encode()
         data = [array.tobytes() for array in arrays]
         return b"".join([len(head).to_bytes(8, "little"), head, *data])
 
@@ -83,13 +89,13 @@ class KeptVocabulary:
     def of_bytes(cls, content: bytes) -> KeptVocabulary:
         """Return the vocabulary in the content of a file."""
         start = 8 + int.from_bytes(content[:8], "little")
-        parts, sizes = json.loads(content[8:start])
+        parts, longest, sizes = json.loads(content[8:start])
         arrays = []
         for kind, shape in sizes:
             count = int(np.prod(shape, dtype=np.int64))
             arrays.append(np.frombuffer(content, kind, count, start).reshape(shape))
             start += arrays[-1].nbytes
-        return cls(parts, *arrays)
+        return cls(parts, longest, *arrays)
 
     def piece(self, index: int) -> str:
         """Return the text of a piece."""
@@ -106,12 +112,6 @@ class KeptVocabulary:
             for place in self.places[first[number] : stop[number]].tolist()
             if self.piece(place) == wanted[number]
         ]
-
-    @cached_property
-    def longest(self) -> int:
-        """The most characters of a piece."""
-        begins = np.concatenate([[0], np.cumsum((self.text & 0xC0) != 0x80)])
-        return int(np.diff(begins[self.ends]).max(initial=0))
 
     @cached_property
     def numbers(self) -> NDArray[np.int32]:
@@ -136,12 +136,6 @@ class KeptVocabulary:
         found = self.find([text])
         return int(self.ids[found[0]]) if found else None
 
-    @cached_property
-    def by_result(self) -> tuple[NDArray[np.intp], NDArray[np.int32]]:
-        """The numbers of the merges in the order of their results, and these results."""
-        order = np.argsort(self.results, kind="stable")
-        return order, self.results[order]
-
     def all_parts(self) -> Mapping[str, Any]:
         """Return the contents of the ``tokenizer.json``."""
         raw, ends = self.text.tobytes(), self.ends.tolist()
@@ -157,10 +151,9 @@ class KeptVocabulary:
         contents = (each["content"] for each in added)
         wanted = {*texts, *(each for each in always if each), *contents}
         pieces = {place: self.piece(place) for place in self.find(wanted)}
-        order, results = self.by_result
-        first, stop = (np.searchsorted(results, [*pieces], side) for side in ("left", "right"))
-        numbers = [order[one:two] for one, two in zip(first, stop, strict=True)]
-        merges = self.merges[np.sort(np.concatenate([np.empty(0, np.intp), *numbers]))].tolist()
+        first, stop = (np.searchsorted(self.results, [*pieces], side) for side in ("left", "right"))
+        numbers = [self.order[one:two] for one, two in zip(first, stop, strict=True)]
+        merges = self.merges[np.sort(np.concatenate([self.order[:0], *numbers]))].tolist()
         return self._with(
             {text: int(self.ids[place]) for place, text in pieces.items()},
             # Other merges make pieces that are wanted, but are no parts of the text.
