@@ -168,6 +168,7 @@ class Draw(random.Random):
         if kind == "quantised":
             found["quantization"] = self.choice(("int8", "int4"))
             self.maybe(0.3, found, head_dtype="file")
+            self.maybe(0.5, found, activations="int8")
         return found
 
     def prompt(self, model: str, size: int) -> list[Any]:
