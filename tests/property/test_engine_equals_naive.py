@@ -202,8 +202,8 @@ def scenarios(draw):
 def new_engine(model, config, num_host_blocks, backend, drafter=None):
     """Return an engine whose caches hold NaN until something is written.
 
-    NumPy computes in float64, so that nothing but a mistake changes a token. The jit backend has
-    float32 only.
+    NumPy computes in float64, so that nothing but a mistake changes a token. The other backends
+    compute in float32. The caches of the emulated GPU hold zeros, and its bits depend on no batch.
     """
     if num_host_blocks:
         numbers = model.config["num_key_value_heads"] * model.config["head_dim"]
@@ -212,7 +212,8 @@ def new_engine(model, config, num_host_blocks, backend, drafter=None):
         config = {**config, "swap_space": swap_space}
     # A token of a model with windows takes a block of each group of layers.
     config = {**config, "num_blocks": config["num_blocks"] * grouped(model.parsed).num_groups}
-    settings = EngineConfig(**config)
+    is_emulated = backend == "cupy-emulated"
+    settings = EngineConfig(**config, batch_invariant=is_emulated)
     dtype = "float64" if backend == "numpy" else "float32"
     engine = load_engine(
         model.directory,
@@ -220,6 +221,8 @@ def new_engine(model, config, num_host_blocks, backend, drafter=None):
         constraints=Rules(),
         drafter=drafter,
     )
+    if is_emulated:
+        return engine
     for cache in caches_of(engine):
         (cache if backend == "numpy" else cache.elements).fill(np.nan)
     if (states := states_of(engine)) is not None:

@@ -105,7 +105,7 @@ def check_message(message: str) -> None:
 
 
 @given(odd=odd_params(), base=st.sampled_from([0.0, 0.7]), is_assigned=st.booleans())
-@settings(max_examples=max(500, settings().max_examples))
+@settings(max_examples=max(300, settings().max_examples))
 def check(engine: Engine, odd: dict[str, Any], base: float, is_assigned: bool) -> None:
     params = {"temperature": base, "max_tokens": None, **odd}
     try:

@@ -31,8 +31,8 @@ COMMON = (
 
 
 def test_windowed_machine():
-    """Run 3,000 operations, and 50 times as many in `make test-all`."""
-    chosen = settings(max_examples=max(60, settings().max_examples), stateful_step_count=60)
+    """Run 2,000 operations, and 75 times as many in `make test-all`."""
+    chosen = settings(max_examples=max(40, settings().max_examples), stateful_step_count=60)
     check_until_seen(
         lambda machine: run_state_machine_as_test(machine, settings=chosen),
         WindowedMemory,
