@@ -222,7 +222,7 @@ class Answer:
 
     def _output(self) -> RequestOutput:
         request, metrics = self.request, self.request.metrics
-        error, choices = request.error, self._choices
+        error, choices, adapter = request.error, self._choices, self._prepared.adapter
         if self._is_delta:
             choices = [each for each in choices if self._is_news(each)]
         output = RequestOutput(
@@ -233,6 +233,7 @@ class Answer:
             finished=self.is_answered,
             num_cached_tokens=metrics.num_cached_tokens,
             metrics=metrics,
+            lora_request=None if adapter is None else adapter.request,
         )
         if request.params.prompt_logprobs is not None and self._prepared.has_rows:
             output.prompt_logprobs = self._take_prompt_logprobs()

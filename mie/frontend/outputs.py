@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeAlias, TypedDict
 from mie.base.refusals import refuses_names
 from mie.base.reprs import short_repr
 from mie.base.stats.request import RequestMetrics
+from mie.config.adapters import LoRARequest
 from mie.errors import RequestFailedError
 from mie.frontend.outputs_json import as_dict, from_dict
 from mie.sched.sequence import FinishReason
@@ -133,8 +134,9 @@ class RequestOutput:
     """The error message if ``finish_reason`` is "error"."""
     is_invalid: bool = False
     """Whether the request itself is the reason of the error, so that it would fail again."""
+    lora_request: LoRARequest | None = None
+    """The adapter of the request."""
     # Fields of vLLM for features that mie does not have.
-    lora_request: ClassVar[None] = None
     encoder_prompt: ClassVar[None] = None
     encoder_prompt_token_ids: ClassVar[None] = None
     prompt_token_id_logprobs: ClassVar[None] = None

@@ -63,6 +63,10 @@ def _decoded(hint: Any, value: Any, where: str) -> Any:
         return _first_that_fits(arguments, value, where)
     if is_dataclass(hint):
         return from_dict(hint, value, where)  # type: ignore[arg-type]  # a class
+    if hasattr(hint, "_fields") and isinstance(value, list) and len(value) == len(hint._fields):
+        hints = get_type_hints(hint)  # of a named tuple
+        places = zip(hint._fields, value, strict=True)
+        return hint(*(_decoded(hints[name], each, f"{where}.{name}") for name, each in places))
     if origin in (list, tuple) and isinstance(value, list):
         return origin(_decoded(arguments[0], each, f"{where}[{i}]") for i, each in enumerate(value))
     if origin is dict and isinstance(value, Mapping):

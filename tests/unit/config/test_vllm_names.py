@@ -561,7 +561,7 @@ def test_an_output_has_vllms_fields(owner: str, output: RequestOutput):
     for name in running(owner):
         assert (getattr(subject, name) is None) == (name in without), name
         assert name in dir(subject)
-    assert not {"lora_request", "kv_transfer_params"} & output.as_dict().keys()
+    assert not {"encoder_prompt", "kv_transfer_params"} & output.as_dict().keys()
     assert RequestOutput.from_dict(output.as_dict()) == output
 
 

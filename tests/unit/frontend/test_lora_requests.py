@@ -65,6 +65,13 @@ def test_each_prompt_of_a_call_may_have_its_own_adapter(folder: Path) -> None:
     assert alone[0] == generate(llm_of(folder, enable_lora=False), None)[0]
 
 
+def test_an_output_names_its_adapter(folder: Path) -> None:
+    own = lora(folder, 1)
+    outputs = llm_of(folder).generate([PROMPT] * 2, PARAMS, False, lora_request=[own, None])
+    assert [output.lora_request for output in outputs] == [own, None]
+    assert [RequestOutput.from_dict(output.as_dict()) for output in outputs] == outputs
+
+
 def test_every_way_to_add_a_request_takes_an_adapter(folder: Path) -> None:
     llm, own = llm_of(folder), lora(folder, 1)
     [wanted] = generate(llm, own)
