@@ -83,11 +83,12 @@ def check_ranks(settings: LoadSettings) -> None:
             f"tensor_parallel_size is {size}; backend 'cupy' computes on one GPU in one process "
             "(leave it out, or use backend='jit' or 'numpy')"
         )
-    if settings.backend == "cupy-emulated" and config.async_scheduling:
-        raise ConfigError(
-            f"async_scheduling=True is not supported with tensor_parallel_size={size} on backend "
-            "'cupy-emulated' (leave it out)"
-        )
+    for name in ("async_scheduling", "enable_lora"):
+        if settings.backend == "cupy-emulated" and getattr(config, name):
+            raise ConfigError(
+                f"{name}=True is not supported with tensor_parallel_size={size} on backend "
+                "'cupy-emulated' (leave it out)"
+            )
     if config.prefix_cache_dir is not None:
         raise ConfigError(
             f"prefix_cache_dir is not supported with tensor_parallel_size={size} (leave one of "

@@ -83,6 +83,10 @@ def test_a_number_of_ranks_that_does_not_divide_is_refused(changes, num_ranks, m
             {"backend": "cupy-emulated", "engine": EngineConfig(async_scheduling=True)},
             "async_scheduling=True is not supported with",
         ),
+        (
+            {"backend": "cupy-emulated", "engine": EngineConfig(enable_lora=True)},
+            "enable_lora=True is not supported with",
+        ),
         ({"engine": EngineConfig(prefix_cache_dir="x")}, "prefix_cache_dir is not supported with"),
     ],
 )
