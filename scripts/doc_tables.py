@@ -106,7 +106,8 @@ def errors() -> Iterator[tuple[Mapping[str, Any], float, float]]:
 
 def predictions(section: str) -> str:
     """Return a table of predictions.md as Markdown."""
-    rows = {"steps": _steps, "attention": _attention, "predicted": _predicted}[section]()
+    tables = {"steps": _steps, "attention": _attention, "heads": _heads, "predicted": _predicted}
+    rows = tables[section]()
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
@@ -127,6 +128,27 @@ def _attention() -> Iterator[tuple[str, ...]]:
         ours = device.flops * device.attention_percent / 1e14
         numbers = f"{ours:.0f}", f"{theirs:g}", f"{100 * (ours / theirs - 1):+.1f} %"
         yield line["engine"], *numbers, _use(line), line["source"]
+
+
+def _heads() -> Iterator[tuple[str, ...]]:
+    """Scale the rate of heads of 128 by the operations of an instruction.
+
+    The slowest that the plain kernel may be takes as many instructions a second, and the fastest
+    issues one a clock from each of a multiprocessor's four schedulers.
+    """
+    yield "device", "heads", "tensor cores", "CUDA cores", "ratio"
+    yield ("---",) * 5
+    work = PUBLISHED["heads"]
+    for name, clock in work["clock_ghz"].items():
+        device = DEVICES[name]
+        assert device.gpu is not None
+        a_second = device.flops * device.attention_percent / 100 / work["flops_of_128"]
+        most = 4 * device.gpu.num_multiprocessors * clock * 1e9
+        for line in work["sizes"]:
+            new = a_second * line["tensor_cores"] / 1e12
+            low, high = (rate * line["cuda_cores"] / 1e12 for rate in (a_second, most))
+            rates = f"{new:.1f}", f"{low:.2f}–{high:.2f}", f"{new / high:.0f}–{new / low:.0f}"
+            yield name, line["heads"], *rates
 
 
 def _predicted() -> Iterator[tuple[str, ...]]:

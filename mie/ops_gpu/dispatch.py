@@ -5,17 +5,19 @@ queries, or, if quantised, "int8", "e4m3" or "int4x8". For sequences with one qu
 
 | dtype     | head_dim         | group  | block_size | KV dtype   | stream | kernel              |
 | --------- | ---------------- | ------ | ---------- | ---------- | ------ | ------------------- |
-| f16, bf16 | 64, 128          | 1 … 16 | 16, 32, …  | not int4x8 | yes    | paged_decode_stream |
-| f16, bf16 | 64, 128          | 1 … 16 | 16, 32, …  | not int4x8 | no     | paged_decode_mma    |
+| f16, bf16 | 64, 80, … 128    | 1 … 16 | 16, 32, …  | not int4x8 | yes    | paged_decode_stream |
+| f16, bf16 | 64, 80, … 128    | 1 … 16 | 16, 32, …  | not int4x8 | no     | paged_decode_mma    |
+| f16, bf16 | 256              | 1 … 8  | 16, 32, …  | not int4x8 | yes    | paged_decode_stream |
+| f16, bf16 | 256              | 1 … 8  | 16, 32, …  | not int4x8 | no     | paged_decode_mma    |
 | any       | 8, 16, 24, … 256 | any    | any        | any        | any    | paged_decode        |
 
-The first two process tiles of eight query heads: one for groups up to 8, else two. For the other
+The tensor cores process tiles of eight query heads: one for groups up to 8, else two. For the other
 sequences:
 
 | dtype     | head_dim         | group  | block_size | KV dtype   | kernel            |
 | --------- | ---------------- | ------ | ---------- | ---------- | ----------------- |
-| f16, bf16 | 64, 128          | any    | any        | dtype's    | paged_prefill_mma |
-| f16, bf16 | 64, 128          | any    | 16, 32, …  | int8, e4m3 | paged_prefill_mma |
+| f16, bf16 | 64, 80, … 128, 256 | any  | any        | dtype's    | paged_prefill_mma |
+| f16, bf16 | 64, 80, … 128, 256 | any  | 16, 32, …  | int8, e4m3 | paged_prefill_mma |
 | any       | 8, 16, 24, … 256 | any    | any        | any        | paged_prefill     |
 """
 
@@ -42,12 +44,16 @@ multiprocessors. More would take more memory for partial results, for which ever
 needs room.
 """
 
-MMA_STAGES = {64: 4, 128: 3}
+MMA_STAGES = {64: 4, 80: 4, 96: 3, 112: 3, 128: 3, 256: 2}
 """The head sizes of the tensor-core kernels, and the number of tiles in a decoding warp's ring.
 
-A ring takes 16 or 24 KB a warp, so at least two blocks fit a multiprocessor of an H200. Tiles of a
-quantised cache take half of that, so twice as many are in flight.
+A ring takes 16 to 24 KB a warp, so at least two blocks fit a multiprocessor of an H200. With heads
+of 256 it takes 32 KB, and one block fits. Tiles of a quantised cache take half of that, so twice as
+many are in flight.
 """
+
+LARGE_HEAD, LARGE_GROUP = 256, 8
+"""A head for whose second tile of query heads a decoding warp has no registers, and its group."""
 
 KEPT_BYTES = 24
 """Bytes of shared memory in which a tensor-core prefill keeps integers beside its tiles."""
@@ -85,7 +91,7 @@ def decode_kernel(
     if (
         _suits_cores(element, stored)
         and head_dim in MMA_STAGES
-        and group <= 16
+        and group <= (LARGE_GROUP if head_dim == LARGE_HEAD else 16)
         and block_size % 16 == 0
     ):
         stages, head_tiles = MMA_STAGES[head_dim], ceil_div(group, 8)
@@ -137,12 +143,17 @@ def prefill_kernel(
     ):
         return plain_prefill_kernel(element, head_dim, stored=stored, is_capped=is_capped)
     row_bytes = head_dim + 4 if is_quantized else 2 * head_dim
+    rows = keys = TILE_TOKENS
+    query_bytes = 0
+    if head_dim == LARGE_HEAD:  # whose queries find no room in the registers
+        keys, query_bytes = 32, 2 * rows * head_dim
+    tile_bytes = 2 * 2 * keys * row_bytes  # two tiles of keys and values
     return PrefillKernel(
         name="paged_prefill_mma",
         parameters=_parameters(element, stored, is_capped, head_dim),
-        rows=64,
-        shared_bytes=2 * 2 * TILE_TOKENS * row_bytes + KEPT_BYTES,  # two tiles of keys and values
-        blocks_per_multiprocessor=3 if head_dim == 64 else 2,
+        rows=rows,
+        shared_bytes=tile_bytes + query_bytes + KEPT_BYTES,
+        blocks_per_multiprocessor=3 if head_dim <= 80 else 2,
     )
 
 

@@ -21,8 +21,10 @@ INTEGER_WAYS = (
 )
 """Codes, inputs with a scale and offsets of integer products: most registers, and most common."""
 TENSOR_CORE_SIZES = ("64, 1, 4, 4", "64, 2, 4, 4", "128, 1, 4, 3", "128, 2, 4, 3")
+OTHER_SIZES = ("80, 1, 4, 4", "80, 2, 4, 4", "96, 1, 4, 3", "112, 2, 4, 3", "256, 1, 4, 2")
 QUANTIZED = ("int8", "e4m3")
 INT4 = "int4x8"
+QUANTIZED_OTHER_SIZES = ("80, 2, 4, 8, int8", "112, 2, 4, 6, e4m3", "256, 1, 4, 4, e4m3")
 QUANTIZED_SIZES = ("64, 1, 4, 8", "64, 2, 4, 8", "128, 1, 4, 6", "128, 2, 4, 6")
 
 
@@ -180,6 +182,9 @@ ENTRIES = (
         names=(
             *each("paged_decode_stream<{}, {}>", HALVES, TENSOR_CORE_SIZES),
             *each("paged_decode_stream<{}, {}, {}>", HALVES, QUANTIZED_SIZES, QUANTIZED),
+            *each("paged_decode_stream<{}, {}>", HALVES, OTHER_SIZES),
+            *each("paged_decode_stream<bf16, {}>", QUANTIZED_OTHER_SIZES),
+            "paged_decode_stream<bf16, 256, 1, 4, 2, bf16, true>",  # Gemma 2
             "paged_decode_stream<bf16, 128, 1, 4, 3, bf16, true>",
             "count_tiles",
         ),
@@ -200,8 +205,10 @@ ENTRIES = (
     Entry(
         file="paged_prefill_mma.cu",
         names=(
-            *each("paged_prefill_mma<{}, {}>", HALVES, (64, 128)),
-            *each("paged_prefill_mma<{}, {}, {}>", HALVES, (64, 128), QUANTIZED),
+            *each("paged_prefill_mma<{}, {}>", HALVES, (64, 80, 96, 112, 128, 256)),
+            *each("paged_prefill_mma<{}, {}, {}>", HALVES, (64, 128, 256), QUANTIZED),
+            *each("paged_prefill_mma<bf16, {}, {}>", (80, 96, 112), QUANTIZED),
+            "paged_prefill_mma<bf16, 256, bf16, true>",
             "paged_prefill_mma<bf16, 128, bf16, true>",
         ),
         threads=128,

@@ -35,6 +35,7 @@ from mie.ops import activation
 from mie.ops.weights.quantised import dequantise
 from mie.ops_gpu.attention import SPLIT_TOKENS
 from mie.ops_gpu.chip import Chip
+from mie.ops_gpu.dispatch import LARGE_GROUP, LARGE_HEAD, MMA_STAGES
 from mie.ops_gpu.few_rows import FewRows
 from mie.ops_gpu.kv_cache import KVCache
 
@@ -45,11 +46,11 @@ PLAIN = (
     ("float32", 8, 2, "auto"),
     ("float32", 64, 7, "auto"),
     ("float32", 256, 1, "auto"),
-    ("float16", 80, 16, "auto"),
-    ("bfloat16", 96, 3, "auto"),
+    ("float16", 72, 16, "auto"),
+    ("bfloat16", 40, 3, "auto"),
     ("float32", 8, 3, "int8"),
     ("float32", 64, 1, "fp8"),
-    ("float16", 80, 2, "fp8"),
+    ("float16", 72, 2, "fp8"),
 )
 """Shapes of the plain kernels: dtype, head_dim, group, cache. Each is a build."""
 
@@ -81,8 +82,9 @@ def draw_shape(rng: np.random.Generator, plain: Sequence[Any]) -> Shape:
     dtype, head_dim, group, stored = choose(rng, *plain)
     block_size = int(choose(rng, 1, 3, 16, rng.integers(1, 129)))
     if stored != "int4" and rng.random() < 0.75:
-        dtype, head_dim = choose(rng, "float16", "bfloat16"), choose(rng, 64, 128)
-        group, stored = int(rng.integers(1, 17)), choose(rng, "auto", "int8", "fp8")
+        dtype, head_dim = choose(rng, "float16", "bfloat16"), choose(rng, *MMA_STAGES)
+        group = int(rng.integers(1, LARGE_GROUP + 1 if head_dim == LARGE_HEAD else 17))
+        stored = choose(rng, "auto", "int8", "fp8")
         block_size = 16 * int(rng.integers(1, 9))
     return Shape(dtype, head_dim, group, int(rng.integers(1, 4)), block_size, window, stored)
 

@@ -12,6 +12,7 @@ from test_kernels import LONG_SHAPES, SHAPES, Shape, attend, normal
 from test_quantised_products import FORMS, matrix_of, rows_of
 
 from mie.ops_gpu.chip import EMULATED_CHIP, Chip
+from mie.ops_gpu.dispatch import LARGE_GROUP, LARGE_HEAD, MMA_STAGES
 from mie.ops_gpu.few_rows import FewRows
 from mie.ops_gpu.host.emulator import EmulatedLauncher
 
@@ -143,7 +144,8 @@ def test_products_are_counted_for_each_block(tmp_path: Path, order: Any):
 TENSOR_CORE_SHAPES = [
     shape
     for shape in [*SHAPES, *LONG_SHAPES]
-    if shape.dtype != "float32" and shape.head_dim in (64, 128) and shape.block_size % 16 == 0
+    if shape.dtype != "float32" and shape.head_dim in MMA_STAGES and shape.block_size % 16 == 0
+    if shape.head_dim < LARGE_HEAD or shape.group <= LARGE_GROUP
 ]
 SOME_SHAPES = [
     pytest.param(shape, marks=[pytest.mark.slow] if number % 16 else [], id=str(shape))

@@ -20,7 +20,13 @@ STORED = [None, "int8", "e4m3"]
         ("f16", 64, 1, 16, "stream", "paged_prefill_mma"),
         ("bf16", 128, 16, 48, "stream", "paged_prefill_mma"),
         ("f16", 64, 17, 16, "plain", "paged_prefill_mma"),
-        ("bf16", 96, 4, 16, "plain", "paged_prefill"),
+        ("bf16", 80, 1, 32, "stream", "paged_prefill_mma"),
+        ("bf16", 96, 4, 16, "stream", "paged_prefill_mma"),
+        ("f16", 112, 16, 16, "stream", "paged_prefill_mma"),
+        ("bf16", 256, 8, 16, "stream", "paged_prefill_mma"),
+        ("f16", 256, 9, 16, "plain", "paged_prefill_mma"),
+        ("bf16", 72, 4, 16, "plain", "paged_prefill"),
+        ("f16", 192, 4, 16, "plain", "paged_prefill"),
         ("float", 64, 4, 16, "plain", "paged_prefill"),
     ],
 )
@@ -43,7 +49,10 @@ def test_a_block_of_another_size_needs_the_plain_kernels():
     assert prefill_kernel("f16", 64, 8, stored="f16").name == "paged_prefill_mma"
 
 
-@pytest.mark.parametrize(("head_dim", "on_h200", "on_orin"), [(128, 132 * 2, 8), (64, 132 * 3, 16)])
+@pytest.mark.parametrize(
+    ("head_dim", "on_h200", "on_orin"),
+    [(64, 132 * 3, 16), (96, 132 * 3, 16), (112, 132 * 2, 8), (128, 132 * 2, 8), (256, 132, 8)],
+)
 @pytest.mark.parametrize("stored", ["f16", "int8"])
 def test_shared_memory_limits_the_resident_blocks(
     stored: str, head_dim: int, on_h200: int, on_orin: int

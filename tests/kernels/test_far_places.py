@@ -63,8 +63,9 @@ KINDS = {
     "streamed": (Shape("float16", 64, 2, 1, 16), False),
     "split": (Shape("float16", 64, 2, 1, 16), True),
     "streamed int8": (Shape("float16", 64, 2, 1, 16, None, "int8"), False),
-    "plain": (Shape("float16", 80, 2, 1, 8), False),
-    "plain int8": (Shape("float16", 80, 2, 1, 8, None, "int8"), False),
+    "streamed in rows of 192 bytes": (Shape("float16", 96, 2, 1, 16), False),
+    "plain": (Shape("float16", 72, 2, 1, 8), False),
+    "plain int8": (Shape("float16", 72, 2, 1, 8, None, "int8"), False),
 }
 
 

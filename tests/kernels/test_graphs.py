@@ -42,6 +42,7 @@ MODELS = {
     "stream": (WIDE, 16, "float16"),
     "streamed window": (WIDE_WINDOW, 16, "float16"),
     "int4 cache": (WIDE_WINDOW, 16, "float32"),
+    "large heads": (WIDE | {"num_key_value_heads": 1, "head_dim": 256}, 16, "float16"),
 }
 DEVICES = ["cupy-emulated", *(["cupy"] if on_device.IS_WANTED else [])]
 

@@ -329,7 +329,7 @@ SHAPES = [
     Shape("float32", 64, 7, 1, 16, 20),
     Shape("float32", 256, 1, 2, 32),
     Shape("float16", 64, 2, 2, 5, 1),
-    Shape("float16", 80, 16, 1, 8),
+    Shape("float16", 72, 16, 1, 8),
     Shape("float16", 128, 4, 1, 16, 1000),
     Shape("float16", 64, 7, 2, 48, 33),
     Shape("bfloat16", 64, 16, 1, 16),
@@ -338,7 +338,7 @@ SHAPES = [
     Shape("bfloat16", 128, 8, 1, 32),
     Shape("float32", 8, 3, 2, 5, None, "int8"),
     Shape("float32", 64, 1, 2, 16, None, "fp8"),
-    Shape("float16", 80, 2, 1, 8, 20, "fp8"),
+    Shape("float16", 72, 2, 1, 8, 20, "fp8"),
     Shape("float16", 64, 3, 2, 16, None, "int8"),
     Shape("float16", 128, 9, 1, 32, 33, "fp8"),
     Shape("bfloat16", 128, 4, 1, 16, 18, "int8"),
@@ -348,6 +348,15 @@ SHAPES = [
     Shape("float16", 64, 2, 2, 16, 20, "int4"),
     Shape("bfloat16", 128, 4, 1, 16, None, "int4"),
     Shape("float32", 8, 1, 2, 3, 9, "int4"),
+    Shape("float16", 80, 5, 1, 16, None, "fp8"),
+    Shape("bfloat16", 112, 16, 1, 16, 33),
+    Shape("bfloat16", 256, 8, 1, 16),
+    Shape("float16", 96, 2, 2, 32, None, "int8"),
+    Shape("float16", 256, 1, 2, 16, 40, "int8"),
+    Shape("bfloat16", 112, 9, 1, 16, None, "fp8"),
+    Shape("float16", 80, 9, 1, 48, 20),
+    Shape("bfloat16", 256, 9, 1, 16, 33),
+    Shape("bfloat16", 256, 4, 1, 16, None, "fp8"),
 ]
 
 LONG_SHAPES = [
@@ -360,6 +369,12 @@ LONG_SHAPES = [
     Shape("bfloat16", 128, 4, 1, 16, 300, "int8"),
     Shape("float16", 128, 9, 1, 32, None, "fp8"),
     Shape("float16", 64, 2, 2, 16, 300, "int4"),
+    Shape("bfloat16", 80, 1, 2, 16, 300),
+    Shape("float16", 96, 9, 1, 16),
+    Shape("float16", 256, 4, 1, 16, 300),
+    Shape("bfloat16", 112, 5, 1, 32, None, "int8"),
+    Shape("bfloat16", 256, 8, 1, 16, None, "int8"),
+    Shape("float16", 80, 3, 1, 16, None, "int8"),
 ]
 
 
@@ -391,9 +406,20 @@ def test_tensor_cores_widen_every_element_exactly(
 
 
 INVARIANT = [
-    *itertools.product(["float16"], ["auto", "int8"]),
-    ("float32", "auto"),
-    pytest.param("float16", "int4", marks=pytest.mark.slow),
+    ("float32", 64, "auto"),
+    ("float16", 64, "auto"),
+    ("float16", 64, "int8"),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (
+            ("float16", 80, "fp8"),
+            ("bfloat16", 96, "auto"),
+            ("float16", 112, "int8"),
+            ("bfloat16", 256, "auto"),
+            ("float16", 256, "int8"),
+        )
+    ),
+    pytest.param("float16", 64, "int4", marks=pytest.mark.slow),
 ]
 
 
@@ -579,14 +605,16 @@ def test_paged_prefill(mode: str, shape: Shape):
 
 
 @pytest.mark.parametrize("mode", ["forward", *DEVICE_MODES])
-@pytest.mark.parametrize(("dtype", "stored"), INVARIANT)
-def test_a_deterministic_decode_does_not_depend_on_its_batch(mode: str, dtype: str, stored: str):
+@pytest.mark.parametrize(("dtype", "head_dim", "stored"), INVARIANT)
+def test_a_deterministic_decode_does_not_depend_on_its_batch(
+    mode: str, dtype: str, head_dim: int, stored: str
+):
     """The bits depend neither on the other lengths nor on whether those are split."""
-    shape = Shape(dtype, 64, 2, 2, 16, None, stored)
+    shape = Shape(dtype, head_dim, 2, 2, 16, None, stored)
     backend = make_backend(mode, shape.dtype, is_deterministic=True)
     batch, num_blocks = make_batch([(1, 300), (1, 40), (1, 700)], shape.block_size)
     cache, _ = make_cache(shape, batch, num_blocks)
-    q = normal(shape.dtype, 3, 4, 64)
+    q = normal(shape.dtype, 3, 4, head_dim)
     together = backend.paged_attention(q, cache, 0, batch, None)
     for row in range(3):
         alone = replace(
@@ -600,17 +628,17 @@ def test_a_deterministic_decode_does_not_depend_on_its_batch(mode: str, dtype: s
 
 
 @pytest.mark.parametrize("mode", ["forward", *DEVICE_MODES])
-@pytest.mark.parametrize(("dtype", "stored"), INVARIANT)
+@pytest.mark.parametrize(("dtype", "head_dim", "stored"), INVARIANT)
 @pytest.mark.parametrize("window", [None, 21])
 def test_a_prompts_result_does_not_depend_on_its_chunks(
-    mode: str, dtype: str, stored: str, window: int | None
+    mode: str, dtype: str, head_dim: int, stored: str, window: int | None
 ):
     """The bits are equal if no chunk is a single token, which another kernel computes."""
-    shape = Shape(dtype, 64, 3, 1, 16, None, stored)
+    shape = Shape(dtype, head_dim, 3, 1, 16, None, stored)
     backend = make_backend(mode, shape.dtype)
     batch, num_blocks = make_batch([(70, 70)], shape.block_size)
     cache, _ = make_cache(shape, batch, num_blocks)
-    q = normal(shape.dtype, 70, 3, 64)
+    q = normal(shape.dtype, 70, 3, head_dim)
     whole = backend.paged_attention(q, cache, 0, batch, window)
     for begin, end in ((0, 13), (13, 41), (41, 70)):
         chunk = replace(batch, cu_seqlens_q=np.array([0, end - begin]), seq_lens=np.array([end]))

@@ -8,6 +8,7 @@ prints a line for each bug of planted/kernels.toml: PASSED if its check notices 
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,10 @@ def many_tiles() -> None:
     kernels.attend("any", shape_of("auto"), [(1, 33 * TILE_TOKENS)], chip=chip)
 
 
-def prefill(stored: str, window: int | None = None) -> None:
+def prefill(stored: str, window: int | None = None, head_dim: int = 64) -> None:
     sequences = [(40, 80), (17, 150), (2, 66)]  # a warp's rows are on both sides of a tile's end
-    test_prefill.prefill("any", shape_of(stored, window), sequences, 1.0)
+    shape = replace(shape_of(stored, window), head_dim=head_dim)
+    test_prefill.prefill("any", shape, sequences, 1.0)
 
 
 def split_prefill(stored: str, window: int | None = None, query_scale: float = 1.0) -> None:
@@ -136,10 +138,10 @@ def hides_no_nan() -> None:
     test_nonfinite.compare("any", test_nonfinite.PLAIN, 3, is_deterministic=False)
 
 
-def bank_conflicts() -> None:
+def bank_conflicts(head_dim: int = 64) -> None:
     launcher = EmulatedLauncher(check=True, count=True)
     test_counters.test_tiles_have_no_bank_conflicts_and_fill_whole_sectors(
-        launcher, Shape("float16", 64, 2, 1, 16)
+        launcher, Shape("float16", head_dim, 2, 1, 16)
     )
 
 

@@ -47,10 +47,11 @@ template <typename T, typename C, int DH, int HEAD_TILES, int WARPS, int STAGES,
 __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int sequence,
                                               int kv_head, int begin, int end, bool is_whole,
                                               size_t first_partial, int stride) {
-  static_assert((DH == 64 || DH == 128) && sizeof(T) == 2, "the swizzle wants these rows");
+  static_assert(DH % 16 == 0 && sizeof(T) == 2, "a product takes 16 elements of 16 bits");
   constexpr bool QUANTIZED = IS_QUANTIZED<T, C>;
   constexpr int TOKENS = 16, STEPS = DH / 16;               // tokens of a tile; k-steps over a head
   constexpr int ROW = DH * (int)sizeof(C), CHUNKS = ROW / 16;  // bytes of a row; chunks of 16
+  constexpr int PAIRS = (CHUNKS + 1) / 2;  // of chunks, of which the last may be one
   constexpr int TILE = TOKENS * ROW, SCALES = QUANTIZED ? TOKENS * 4 : 0;  // bytes
   constexpr int STAGE = 2 * (TILE + SCALES);  // keys, values, the keys' scales, the values'
   constexpr int HEADS = 8 * HEAD_TILES;
@@ -104,13 +105,12 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
   // A tile lies in one block, because the block size is a multiple of the tile. Its first row of
   // keys is looked up for 32 tiles at once, one a lane, and distributed by shuffles. attention.py
   // asserts that 32 bits count the rows. All lanes call both functions.
-  constexpr int ROWS_AT_ONCE = 32 / CHUNKS, PER_CHUNK = 16 / (int)sizeof(C);
-  const int copied_row = lane / CHUNKS, copied_chunk = lane % CHUNKS;
-  const C* planes[2];  // the lane's chunk of this head's first row of keys and of values
+  // So a tile is contiguous, and lane l copies its chunks l, l + 32, ...
+  constexpr int TILE_CHUNKS = TOKENS * CHUNKS, PER_CHUNK = 16 / (int)sizeof(C);
+  const C* planes[2];  // the lane's first chunk of this head's first tile of keys and of values
 #pragma unroll
   for (int plane = 0; plane < 2; ++plane)
-    planes[plane] = cache.base + (cache.row(0, 0, kv_head, plane) + copied_row) * DH +
-                    copied_chunk * PER_CHUNK;
+    planes[plane] = cache.base + cache.row(0, 0, kv_head, plane) * DH + lane * PER_CHUNK;
   unsigned rows = 0;
   auto row_of = [&](int i) {
     if (i % 32 == 0) {
@@ -128,7 +128,7 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
       const unsigned first_row = row_of(i);
       unsigned char* stage = ring + filled;
       // What the query does not see is set to zero, because an unwritten slot may hold NaN.
-      const int distance = first + i * (WARPS * TOKENS) + copied_row - begin;
+      const int distance = (first + i * (WARPS * TOKENS) - begin) * CHUNKS + lane;  // in chunks
 #pragma unroll
       for (int plane = 0; plane < 2; ++plane) {
         const C* source = planes[plane] + (size_t)first_row * DH;
@@ -138,10 +138,13 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
                        cache.scales + cache.row(0, 0, kv_head, plane) + first_row + lane * 4);
         }
 #pragma unroll
-        for (int j = 0; j < TOKENS; j += ROWS_AT_ONCE)
-          cp_async16_or_zero(
-              stage + plane * TILE + swizzled<ROW>(j + copied_row, copied_chunk), source + j * DH,
-              (unsigned)(distance + j) < (unsigned)(end - begin));
+        for (int j = 0; j < TILE_CHUNKS; j += 32) {
+          const int chunk = j + lane;
+          if (TILE_CHUNKS % 32 != 0 && chunk >= TILE_CHUNKS) break;
+          cp_async16_or_zero(stage + plane * TILE + swizzled<ROW>(chunk / CHUNKS, chunk % CHUNKS),
+                             source + j * PER_CHUNK,
+                             (unsigned)(distance + j) < (unsigned)((end - begin) * CHUNKS));
+        }
       }
     }
     cp_async_commit();  // a group for every tile, even an empty one, because the waits count groups
@@ -171,12 +174,12 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
     {
       const int row = lane % 16;
 #pragma unroll
-      for (int k = 0; k < CHUNKS / 2; ++k) {
+      for (int k = 0; k < PAIRS; ++k) {
         unsigned a[4];  // 16 tokens, two chunks
-        ldmatrix_x4(a, keys + swizzled<ROW>(row, k * 2 + lane / 16));
+        ldmatrix_x4(a, keys + swizzled<ROW>(row, min(k * 2 + lane / 16, CHUNKS - 1)));
         if constexpr (QUANTIZED) {
 #pragma unroll
-          for (int chunk = 0; chunk < 2; ++chunk) {
+          for (int chunk = 0; chunk < 2 && k * 2 + chunk < CHUNKS; ++chunk) {
             const unsigned low = a[2 * chunk], high = a[2 * chunk + 1];  // tokens g and g + 8
             unsigned wide[4];
             Wide::template four<0, 1, 2, 3>(wide[0], wide[2], low);
@@ -261,12 +264,12 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
     {
       const int row = lane % 8 + lane / 16 * 8;
 #pragma unroll
-      for (int k = 0; k < CHUNKS / 2; ++k) {
+      for (int k = 0; k < PAIRS; ++k) {
         unsigned a[4];  // two chunks, 16 tokens
-        ldmatrix_x4_trans(a, values + swizzled<ROW>(row, k * 2 + lane / 8 % 2));
+        ldmatrix_x4_trans(a, values + swizzled<ROW>(row, min(k * 2 + lane / 8 % 2, CHUNKS - 1)));
         if constexpr (QUANTIZED) {
 #pragma unroll
-          for (int chunk = 0; chunk < 2; ++chunk) {
+          for (int chunk = 0; chunk < 2 && k * 2 + chunk < CHUNKS; ++chunk) {
             const unsigned low = a[chunk], high = a[chunk + 2];  // tokens 2t, 2t + 1 and 8 further
             unsigned wide[4];
             Wide::template four<0, 2, 1, 3>(wide[0], wide[1], low);

@@ -1,6 +1,6 @@
 // Paged attention of sequences with one query each, on tensor cores. It computes what
-// paged_decode.cu does, for 16-bit elements, heads of 64 or 128, and blocks of a multiple of 16
-// tokens. decode_mma.cuh explains how.
+// paged_decode.cu does, for 16-bit elements, the heads of dispatch.py, and blocks of a multiple
+// of 16 tokens. decode_mma.cuh explains how.
 //
 // Arguments, splits and output are as in paged_decode.cu. `group` query heads share a KV head, at
 // most 8 * HEAD_TILES. grid (Hkv, sequences, splits), block (32 * WARPS). As there, the splits

@@ -1,5 +1,6 @@
 // Paged attention of sequences with several queries each, on tensor cores. It computes what
-// paged_prefill.cu does, for 16-bit elements and heads of 64 or 128, with any group and block size.
+// paged_prefill.cu does, for 16-bit elements and heads of a multiple of 16 up to 128, or of 256, with
+// any group and block size.
 // The arguments are the same and these, which are null without splits:
 //
 //   partial      [blocks, 64, Dh]  float   a block's own result, normalised
@@ -34,9 +35,11 @@ struct Kept {
   int first_token, first_row, row_end, row_tile, num_tiles, num_splits;
 };
 
-// With heads of 64, three blocks fit a multiprocessor if the compiler is told to leave room.
+// With heads of up to 80, three blocks fit a multiprocessor if the compiler is told to leave room.
+// With heads of 256, the results take half of the registers. The queries then wait in shared memory,
+// and a tile has 32 keys instead of 64.
 template <typename T, int DH, typename C = T, bool CAPPED = false>
-__global__ void __launch_bounds__(128, DH == 64 ? 3 : 1)
+__global__ void __launch_bounds__(128, DH <= 80 ? 3 : 1)
 paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
                   const float* __restrict__ scales, const int* __restrict__ tables,
                   const int* __restrict__ seq_lens, const int* __restrict__ cu_seqlens_q,
@@ -44,17 +47,20 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
                   T* __restrict__ out, float* __restrict__ partial, float* __restrict__ partial_lse,
                   int* __restrict__ arrived, int group, int table_width, int block_size, int window,
                   int split_tokens, int max_splits, float scale, float cap) {
-  static_assert((DH == 64 || DH == 128) && sizeof(T) == 2, "the swizzle wants these rows");
+  static_assert(DH % 16 == 0 && sizeof(T) == 2, "a product takes 16 elements of 16 bits");
   using Wide = Widening<C>;
   using Operand = typename Product<T, C>::Operand;
   constexpr float WEIGHT_POWER = ::WEIGHT_POWER<T, Operand>;
   constexpr bool QUANTIZED = IS_QUANTIZED<T, C>;
-  constexpr int WARPS = 4, ROWS = 64, KEYS = 64, STEPS = DH / 16;
+  constexpr bool QUERIES_WAIT = DH > 128;
+  constexpr int WARPS = 4, ROWS = 64, KEYS = QUERIES_WAIT ? 32 : 64, STEPS = DH / 16;
   constexpr int ROW = DH * (int)sizeof(C), CHUNKS = ROW / 16;  // bytes of a key; chunks of 16
+  constexpr int PAIRS = (CHUNKS + 1) / 2;  // of chunks, of which the last may be one
   constexpr int TILE = KEYS * ROW, SCALES = QUANTIZED ? KEYS * 4 : 0;  // bytes
   // Keys, values, and of every 16 keys the scales of the keys, then of the values. A warp copies
   // these 32 scales together, which would be in the same banks if each kind were in one place.
   constexpr int STAGE = 2 * (TILE + SCALES);
+  constexpr int QUERIES = QUERIES_WAIT ? ROWS * DH * 2 : 0;  // bytes
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;  // a lane's place in every fragment; see mie_ptx.cuh
   const int sequence = sequences[blockIdx.y], kv_head = blockIdx.z, num_heads = gridDim.z * group;
@@ -79,7 +85,7 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
                                      blockIdx.x / num_tiles);
   if ((int)blockIdx.x >= split.count * num_tiles) return;  // and for the most splits
   const int oldest = split.begin, end = split.end;
-  Kept& kept = *reinterpret_cast<Kept*>(mie_smem + 2 * STAGE);
+  Kept& kept = *reinterpret_cast<Kept*>(mie_smem + 2 * STAGE + QUERIES);
   if (threadIdx.x == 0)
     kept = {first_token, first_row, last_row + 1, row_tile, num_tiles, split.count};
 
@@ -122,18 +128,26 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
         for (int e = r; e < 4; e += 2) query[k][e] = raise<T>(query[k][e], power);
     }
   }
+  // A lane's own operands: [WARPS][STEPS][32 lanes]. No other lane reads them.
+  uint4* waiting = reinterpret_cast<uint4*>(mie_smem + 2 * STAGE) + warp * STEPS * 32 + lane;
+  if constexpr (QUERIES_WAIT) {
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k)
+      waiting[k * 32] = make_uint4(query[k][0], query[k][1], query[k][2], query[k][3]);
+  }
 
-  // A warp copies 16 rows of a tile, 16 bytes a lane at a time. Lanes l and l + 16 look up row l
-  // for the warp, which gets its place by a shuffle. They read the entry of the block table a tile
-  // ahead, so that no copy waits for it.
-  constexpr int WARP_ROWS = KEYS / WARPS, ROWS_AT_ONCE = 32 / CHUNKS;
+  // A warp copies a quarter of a tile's rows, 16 bytes a lane at a time. Lane l looks up row
+  // l % WARP_ROWS for the warp, which gets its place by a shuffle. It reads the entry of the block
+  // table a tile ahead, so that no copy waits for it.
+  constexpr int WARP_ROWS = KEYS / WARPS, WARP_CHUNKS = WARP_ROWS * CHUNKS;
+  constexpr bool SAME_CHUNK = 32 % CHUNKS == 0;  // whether a lane copies one chunk of several rows
   constexpr int ALIGNED = QUANTIZED ? 16 : 1;  // tokens that are in one block with their first
   constexpr int PER_CHUNK = 16 / (int)sizeof(C);
-  const int copied_row = warp * WARP_ROWS + lane / CHUNKS, copied_chunk = lane % CHUNKS;
-  const C* planes[2];  // the lane's chunk of this head's first row of keys and of values
+  const C* planes[2];  // this head's first row of keys and of values, or the lane's chunk of them
 #pragma unroll
   for (int plane = 0; plane < 2; ++plane)
-    planes[plane] = kv + cache.row(0, 0, kv_head, plane) * DH + copied_chunk * PER_CHUNK;
+    planes[plane] = kv + cache.row(0, 0, kv_head, plane) * DH +
+                    (SAME_CHUNK ? lane % CHUNKS * PER_CHUNK : 0);
   int block_id = 0;  // of this lane's row in the tile that is fetched next
   auto look_up = [&](int tile) {
     const int token = tile + warp * WARP_ROWS + lane % WARP_ROWS;
@@ -149,22 +163,27 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
       const unsigned row = (unsigned)block_id * block_stride + slot;
       unsigned char* to = mie_smem + stage * STAGE;
 #pragma unroll
-      for (int i = 0; i < WARP_ROWS; i += ROWS_AT_ONCE) {
-        const unsigned from = __shfl_sync(MIE_FULL_WARP, row, i + lane / CHUNKS);
-        const int key = copied_row + i;
+      for (int j = 0; j < WARP_CHUNKS; j += 32) {
+        const int i = SAME_CHUNK ? j / CHUNKS + lane / CHUNKS : (j + lane) / CHUNKS;
+        const int chunk = SAME_CHUNK ? lane % CHUNKS : (j + lane) % CHUNKS;
+        const unsigned from = __shfl_sync(MIE_FULL_WARP, row, i);
+        if (WARP_CHUNKS % 32 != 0 && j + lane >= WARP_CHUNKS) break;
+        const int key = warp * WARP_ROWS + i;
         // Zeros where no row looks, because an unwritten slot may hold NaN.
         const bool is_seen = tile + key >= oldest && tile + key < end;
 #pragma unroll
         for (int plane = 0; plane < 2; ++plane)
-          cp_async16_or_zero(to + plane * TILE + swizzled<ROW>(key, copied_chunk),
-                             planes[plane] + (size_t)from * DH, is_seen);
+          cp_async16_or_zero(
+              to + plane * TILE + swizzled<ROW>(key, chunk),
+              planes[plane] + (size_t)from * DH + (SAME_CHUNK ? 0 : chunk * PER_CHUNK), is_seen);
       }
       if constexpr (QUANTIZED) {  // four tokens of a block a lane
-        const int plane = lane / 4 % 2, i = lane % 4 * 4, key = warp * WARP_ROWS + i;
+        constexpr int FOURS = WARP_ROWS / 4;
+        const int plane = lane / FOURS % 2, i = lane % FOURS * 4, key = warp * WARP_ROWS + i;
         const unsigned from = __shfl_sync(MIE_FULL_WARP, row, i);
         const bool is_seen = tile + key + 3 >= oldest && tile + key < end;
-        if (lane < 8)
-          cp_async16_or_zero(to + 2 * TILE + (warp * 8 + lane) * 16,
+        if (lane < 2 * FOURS)
+          cp_async16_or_zero(to + 2 * TILE + (key / 16 * 8 + plane * 4 + key % 16 / 4) * 16,
                              cache.scales + cache.row(0, 0, kv_head, plane) + from, is_seen);
       }
       look_up(tile + KEYS);
@@ -191,25 +210,42 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
     const unsigned char* values = keys + TILE;
 
     float score[KEYS / 8][4] = {};
-#pragma unroll
-    for (int n = 0; n < KEYS / 16; ++n) {
+    // Multiplies 16 keys and a pair of chunks. A pair has one step of 16 elements, or two.
+    constexpr int PAIR_STEPS = QUANTIZED ? 2 : 1;
+    auto multiply = [&](int n, int k, const unsigned (*steps)[4]) {
       const int key = n * 16 + lane % 8 + lane / 16 * 8;
+      unsigned b[4];
+      ldmatrix_x4(b, keys + swizzled<ROW>(key, min(k * 2 + lane / 8 % 2, CHUNKS - 1)));
+      if constexpr (QUANTIZED) {
 #pragma unroll
-      for (int k = 0; k < CHUNKS / 2; ++k) {
-        unsigned b[4];  // 16 keys, two chunks
-        ldmatrix_x4(b, keys + swizzled<ROW>(key, k * 2 + lane / 8 % 2));
-        if constexpr (QUANTIZED) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {  // eight keys, one chunk
-            unsigned wide[2];
-            Wide::template four<0, 1, 2, 3>(wide[0], wide[1], b[i]);
-            mma_m16n8k16<Operand>(score[2 * n + i / 2], query[2 * k + i % 2], wide);
-          }
-        } else {
-          mma_m16n8k16<T>(score[2 * n], query[k], {b[0], b[1]});
-          mma_m16n8k16<T>(score[2 * n + 1], query[k], {b[2], b[3]});
+        for (int i = 0; i < 4; ++i) {  // eight keys, one chunk
+          if (2 * k + i % 2 >= CHUNKS) continue;
+          unsigned wide[2];
+          Wide::template four<0, 1, 2, 3>(wide[0], wide[1], b[i]);
+          mma_m16n8k16<Operand>(score[2 * n + i / 2], steps[i % 2], wide);
         }
+      } else {
+        mma_m16n8k16<T>(score[2 * n], steps[0], {b[0], b[1]});
+        mma_m16n8k16<T>(score[2 * n + 1], steps[0], {b[2], b[3]});
       }
+    };
+    if constexpr (QUERIES_WAIT) {
+#pragma unroll
+      for (int k = 0; k < PAIRS; ++k) {
+        unsigned steps[PAIR_STEPS][4];
+#pragma unroll
+        for (int i = 0; i < PAIR_STEPS; ++i) {
+          const uint4 four = waiting[(k * PAIR_STEPS + i) * 32];
+          steps[i][0] = four.x, steps[i][1] = four.y, steps[i][2] = four.z, steps[i][3] = four.w;
+        }
+#pragma unroll
+        for (int n = 0; n < KEYS / 16; ++n) multiply(n, k, steps);
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < KEYS / 16; ++n)
+#pragma unroll
+        for (int k = 0; k < PAIRS; ++k) multiply(n, k, query + k * PAIR_STEPS);
     }
 
     const float* key_scales = reinterpret_cast<const float*>(keys + 2 * TILE) + 2 * t;
@@ -298,12 +334,12 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
           pack2<Operand>(right[0], right[1]), pack2<Operand>(right[2], right[3])};
       const int key = n * 16 + lane % 16;
 #pragma unroll
-      for (int d = 0; d < CHUNKS / 2; ++d) {
+      for (int d = 0; d < PAIRS; ++d) {
         unsigned b[4];  // 16 keys, two chunks, transposed
-        ldmatrix_x4_trans(b, values + swizzled<ROW>(key, d * 2 + lane / 16));
+        ldmatrix_x4_trans(b, values + swizzled<ROW>(key, min(d * 2 + lane / 16, CHUNKS - 1)));
         if constexpr (QUANTIZED) {
 #pragma unroll
-          for (int c = 0; c < 2; ++c) {
+          for (int c = 0; c < 2 && d * 2 + c < CHUNKS; ++c) {
             const unsigned low = b[2 * c], high = b[2 * c + 1];  // keys 2t, 2t + 1 and 8 further
             float(&even)[4] = acc[4 * d + 2 * c], (&odd)[4] = acc[4 * d + 2 * c + 1];
             unsigned first[2], second[2];

@@ -103,13 +103,21 @@ __device__ __forceinline__ C quantize(float x, float scale) {
   return scale > 0.0f ? Quantization<C>::element(x / scale) : C(0);  // 0 where the scale is NaN
 }
 
-// The place of chunk `chunk` of 16 bytes of row `row` in a tile in shared memory. The rows of ROW
-// bytes (64, 128, 256) are swizzled, so the same chunk of eight consecutive rows is in different
-// banks.
+// The place of chunk `chunk` of 16 bytes of row `row` in a tile in shared memory, whose rows have
+// ROW bytes. The rows are swizzled, so the same chunk of eight consecutive rows is in different
+// banks, and so are eight consecutive chunks that begin at a multiple of eight. Chunks move within
+// the 128 bytes that they are in.
 template <int ROW>
 __device__ __forceinline__ int swizzled(int row, int chunk) {
-  constexpr int ROWS = ROW < 128 ? 128 / ROW : 1;  // that lie side by side over all banks
-  return row * ROW + (chunk ^ row / ROWS % (8 / ROWS)) * 16;
+  constexpr int CHUNKS = ROW / 16, FACTOR = CHUNKS & -CHUNKS;  // the power of two in CHUNKS
+  if constexpr (CHUNKS == FACTOR) {
+    constexpr int ROWS = ROW < 128 ? 128 / ROW : 1;  // that lie side by side over all banks
+    return row * ROW + (chunk ^ row / ROWS % (8 / ROWS)) * 16;
+  } else {
+    static_assert(FACTOR <= 8, "eight rows begin in 8 / FACTOR places of the banks");
+    const int at = row * CHUNKS + chunk;
+    return (at ^ at / 8 % FACTOR) * 16;
+  }
 }
 
 // A quantised cache is multiplied in f16, even for bf16 models. Every element is an f16 exactly,
