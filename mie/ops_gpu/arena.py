@@ -16,6 +16,13 @@ MAX_VIEWS = 1 << 10
 """Number of shaped views that are kept. The layers of a step share theirs."""
 
 
+OF_SEQUENCES = ("attention", "convolved", "recurrence")
+"""Results whose rows are written for sequences.
+
+Rows of padding that no sequence has begin as zeros, because what memory holds may not be finite.
+"""
+
+
 def fresh(xp: Any) -> Empty:
     """Return a function that allocates new arrays and ignores the name."""
 
@@ -51,7 +58,8 @@ class Arena:
         buffer = self._buffers.get(key)
         if buffer is None or buffer.size < size:
             rows = next_power_of_two(shape[0])  # few sizes until the largest
-            buffer = self._xp.empty(rows * math.prod(shape[1:]), dtype)
+            allocate = self._xp.zeros if name in OF_SEQUENCES else self._xp.empty
+            buffer = allocate(rows * math.prod(shape[1:]), dtype)
             self._buffers[key] = buffer
             self._views.clear()  # they keep the old buffer's memory
         return buffer[:size].reshape(shape)

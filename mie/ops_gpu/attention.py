@@ -10,7 +10,7 @@ from mie.base.arithmetic import ceil_div
 from mie.ops.backend import Array, KVCacheShape
 from mie.ops_gpu.arena import Counters, Empty, fresh
 from mie.ops_gpu.arrays import kernel_type, next_power_of_two
-from mie.ops_gpu.batch import DeviceBatch, padded_length, padded_seqs
+from mie.ops_gpu.batch import ANY_LENGTH, DeviceBatch, padded_length, padded_seqs
 from mie.ops_gpu.chip import Chip
 from mie.ops_gpu.dispatch import (
     KEPT_BYTES,
@@ -161,7 +161,7 @@ class PagedAttention:
             heads, splits = num_heads, max_splits(padded_length(max_len))
             rows = padded_seqs(num_seqs) if splits > 1 else 0
         prefill = prefill_kernel(element, shape.head_dim, shape.block_size, stored=stored)
-        may_split = prefill_splits(max_len, 1, self._prefill_blocks(prefill)).count > 1
+        may_split = prefill_splits(None, 1, self._prefill_blocks(prefill)).count > 1
         prefill_rows = prefill.rows * self._prefill_blocks(prefill) if may_split else 0
         sums = max(rows * heads * splits, prefill_rows)  # both kinds use the same buffers
         sizes = (next_power_of_two(size) for size in (sums * shape.head_dim, sums) if size)
@@ -289,15 +289,20 @@ class PagedAttention:
         seen = call.batch.max_prefill_len
         if call.window is not None:  # of a block's rows, from the tile in which the window begins
             seen = min(seen, call.window + kernel.rows // call.group + TILE_TOKENS)
-        return prefill_splits(seen, num_blocks, self._prefill_blocks(kernel))
+        known = None if seen == ANY_LENGTH else seen
+        return prefill_splits(known, num_blocks, self._prefill_blocks(kernel))
 
     def _parts_of_prefill(
         self, call: AttentionCall, kernel: PrefillKernel, num_tiles: int, num_splits: int
     ) -> list[Array | None]:
-        """Return partial results of that many tiles of rows, and the counters of the tiles."""
+        """Return partial results of that many tiles of rows, and the counters of the tiles.
+
+        All launches with splits get as much as the largest, so that none allocates later.
+        """
         if num_splits == 1:
             return [None, None, None]
         room = kernel.shared_bytes - KEPT_BYTES
         assert 4 * kernel.rows * num_splits <= room, "a weight for each part"
-        partials = self._partials(num_tiles * num_splits, kernel.rows, 1, call)
-        return [*partials, self._counters.zeros(num_tiles)]
+        most = max(num_tiles * num_splits, self._prefill_blocks(kernel))
+        partials = self._partials(most, kernel.rows, 1, call)
+        return [*partials, self._counters.zeros(most)]

@@ -20,12 +20,35 @@ LATER = ("drawn", "drawn_rows", "num_decodes", "num_groups", "group")
 """Fields of a `StepBatch` that are not copied as they are."""
 
 
+MAX_CHUNKS, MAX_CHUNK_TOKENS = 32, 2048
+"""Maximum number of prompts of a captured step, and of their tokens. Longer steps keep a GPU busy
+while the host launches their kernels."""
+
+FEW_TOKENS = (8, 16)
+"""Numbers of tokens up to which products take kernels of few rows."""
+
+
 class Bucket(NamedTuple):
-    """The size that a step of decodes is padded to. The launches of a step depend on this alone."""
+    """The size that a step is padded to. The launches of a step depend on this alone."""
 
     num_seqs: int
+    """Number of decodes."""
     max_len: int
     """Maximum length of a sequence."""
+    num_chunks: int = 0
+    """Number of prompts, or chunks of prompts."""
+    num_chunk_tokens: int = 0
+    """Number of tokens of all chunks. Any chunk may have as many."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of the step."""
+        return self.num_seqs + self.num_chunk_tokens
+
+    @property
+    def num_logits(self) -> int:
+        """Number of rows of logits."""
+        return self.num_seqs + self.num_chunks
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,8 +63,8 @@ class DeviceBatch(StepBatch):
     decodes: Array  # sequences with one query
     prefills: Array  # the others
     decode_tiles: Array  # prefix sums of the decodes' key tiles: 0, ..., total
-    max_prefill_queries: int  # most queries of any prefill
-    max_prefill_len: int  # the longest prefill
+    max_prefill_queries: int  # no prefill has more queries
+    max_prefill_len: int  # no prefill is longer
     max_len: int  # no sequence is longer in this step, nor in a captured one that is replayed
     window_tiles: dict[int, Array] = field(default_factory=dict, init=False)
     """`decode_tiles` from the beginning of each window. The first layer with it computes them."""
@@ -104,10 +127,22 @@ class HostBatch(NamedTuple):
         )
 
 
-def host_batch(batch: StepBatch, max_len: int | None = None) -> HostBatch:
+def decodes_of(batch: StepBatch) -> NDArray[np.bool_]:
+    """Return whether each sequence decodes [S]. An empty one with a query is padding, and does."""
+    counts, lengths = np.diff(to_host(batch.cu_seqlens_q)), to_host(batch.seq_lens)
+    is_decode: NDArray[np.bool_] = counts == 1
+    if batch.num_decodes is not None:
+        is_decode[batch.num_decodes :] &= lengths[batch.num_decodes :] == 0
+    return is_decode
+
+
+def host_batch(
+    batch: StepBatch, max_len: int | None = None, max_queries: int | None = None
+) -> HostBatch:
     """Return the batch's arrays and the numbers that the launches need.
 
-    Launches allow for sequences of ``max_len`` tokens, by default the longest of the batch.
+    Launches allow for sequences of ``max_len`` tokens, by default the longest of the batch. They
+    allow for prompts of any length with up to ``max_queries``, by default those of the batch.
     """
     arrays = {
         field.name: to_host(getattr(batch, field.name))
@@ -117,10 +152,7 @@ def host_batch(batch: StepBatch, max_len: int | None = None) -> HostBatch:
     arrays["drawn_rows"] = (
         np.zeros_like(arrays["token_ids"]) if batch.drawn_rows is None else batch.drawn_rows
     )
-    counts = np.diff(arrays["cu_seqlens_q"])
-    is_decode = counts == 1
-    if batch.num_decodes is not None:
-        is_decode[batch.num_decodes :] = False
+    counts, is_decode = np.diff(arrays["cu_seqlens_q"]), decodes_of(batch)
     arrays["decodes"] = np.flatnonzero(is_decode)
     arrays["prefills"] = np.flatnonzero(~is_decode)
     tiles = -(-arrays["seq_lens"][is_decode] // TILE_TOKENS)
@@ -131,6 +163,8 @@ def host_batch(batch: StepBatch, max_len: int | None = None) -> HostBatch:
     queries, lengths = (
         int(each[~is_decode].max(initial=0)) for each in (counts, arrays["seq_lens"])
     )
+    if max_queries is not None:
+        queries, lengths = max_queries, ANY_LENGTH
     return HostBatch(arrays, queries, lengths, max_len, batch.num_groups)
 
 
@@ -142,20 +176,39 @@ def to_device(xp: Any, batch: StepBatch) -> DeviceBatch:
     return host.on_device(xp.asarray(np.concatenate(host.parts).astype(np.int32)))
 
 
-def bucket_of(batch: StepBatch, *, follows_lengths: bool = True) -> Bucket | None:
-    """Return the size to pad a step to that only decodes, with one row of logits a sequence.
+def bucket_of(
+    batch: StepBatch, *, follows_lengths: bool = True, most_tokens: int | None = None
+) -> Bucket | None:
+    """Return the size to pad a step to, or None for a step that is not captured.
 
-    Without ``follows_lengths`` steps of all lengths share one.
+    Without ``follows_lengths`` steps of all lengths share one. A padded step has at most
+    ``most_tokens``, if they are given. A step with many rows of logits, for log-probabilities of
+    prompts, is not captured, and neither is one with more chunks or tokens than the limits.
     """
-    num_seqs = len(batch.seq_lens)
-    if batch.num_decodes not in (None, num_seqs):
-        return None
-    if not len(batch.token_ids) == num_seqs == len(batch.logits_rows):
-        return None
-    if not np.array_equal(batch.logits_rows, np.arange(num_seqs)):
-        return None
+    num_decodes = int(decodes_of(batch).sum())
+    num_chunks = len(batch.seq_lens) - num_decodes
     max_len = padded_length(int(batch.seq_lens.max())) if follows_lengths else ANY_LENGTH
-    return Bucket(padded_seqs(num_seqs), max_len)
+    if not num_chunks:
+        bucket = Bucket(padded_seqs(num_decodes), max_len)
+        return bucket if len(batch.logits_rows) <= bucket.num_logits else None
+    num_seqs = next_power_of_two(num_decodes) if num_decodes else 0  # fewer sizes than decodes have
+    num_tokens = padded_chunk_tokens(len(batch.token_ids) - num_decodes, num_seqs)
+    bucket = Bucket(num_seqs, max_len, next_power_of_two(num_chunks), num_tokens)
+    is_small = bucket.num_chunks <= MAX_CHUNKS and num_tokens <= MAX_CHUNK_TOKENS
+    is_small &= most_tokens is None or bucket.num_tokens <= most_tokens
+    return bucket if is_small and len(batch.logits_rows) <= bucket.num_logits else None
+
+
+def padded_chunk_tokens(num_tokens: int, num_seqs: int) -> int:
+    """Round the tokens of chunks up to the next size, beside so many decodes.
+
+    Steps of few rows are filled up. Others get at most a quarter more, or 15 tokens.
+    """
+    for few in FEW_TOKENS:
+        if num_seqs + num_tokens <= few:
+            return few - num_seqs
+    step = max(16, next_power_of_two(num_tokens) // 8)
+    return ceil_div(num_tokens, step) * step
 
 
 def padded_length(length: int) -> int:
@@ -176,32 +229,43 @@ def padded_seqs(num_seqs: int) -> int:
 
 
 def padded(batch: StepBatch, bucket: Bucket) -> StepBatch:
-    """Append sequences of length 0 to the batch. They write to slot -1, that is, nowhere."""
-    num_seqs, table_width = len(batch.seq_lens), batch.block_tables.shape[1]
-    num_groups, num_more = batch.num_groups, bucket.num_seqs - num_seqs
-    tables = np.zeros((num_groups, bucket.num_seqs, table_width), np.int64)
+    """Append decodes of length 0, chunks without tokens, and tokens that no sequence has.
+
+    They write to slot -1, that is, nowhere.
+    """
+    num_seqs, num_tokens = len(batch.seq_lens), len(batch.token_ids)
+    num_groups, table_width = batch.num_groups, batch.block_tables.shape[1]
+    num_decodes = int(decodes_of(batch).sum())
+    more_decodes = bucket.num_seqs - num_decodes
+    more_chunks = bucket.num_chunks - (num_seqs - num_decodes)
+    more_seqs, all_seqs = more_decodes + more_chunks, bucket.num_seqs + bucket.num_chunks
+    tables = np.zeros((num_groups, all_seqs, table_width), np.int64)
     tables[:, :num_seqs] = batch.block_tables.reshape(num_groups, num_seqs, table_width)
-    slots = np.full((num_groups, bucket.num_seqs), -1)
-    slots[:, :num_seqs] = batch.slot_mapping.reshape(num_groups, num_seqs)
+    slots = np.full((num_groups, bucket.num_tokens), -1)
+    slots[:, :num_tokens] = batch.slot_mapping.reshape(num_groups, num_tokens)
+    queries = np.repeat([1, 0], [more_decodes, more_chunks])
+    logits = np.minimum(np.arange(bucket.num_logits), bucket.num_tokens - 1)
+    logits[: len(batch.logits_rows)] = batch.logits_rows
 
-    def more(array: Ints, value: int) -> Ints:
-        return np.concatenate([array, np.full(num_more, value)])
+    def more(array: Ints, value: int, count: int) -> Ints:
+        return np.concatenate([array, np.full(count, value)])
 
-    each = np.arange(bucket.num_seqs + 1)
+    def more_rows(array: Ints) -> Ints:
+        return more(array, 0, bucket.num_tokens - num_tokens)
+
     return replace(
         batch,
-        token_ids=more(batch.token_ids, 0),
-        positions=more(batch.positions, 0),
+        token_ids=more_rows(batch.token_ids),
+        positions=more_rows(batch.positions),
         slot_mapping=slots.ravel(),
-        cu_seqlens_q=each,
-        seq_lens=more(batch.seq_lens, 0),
+        cu_seqlens_q=np.concatenate([batch.cu_seqlens_q, num_tokens + np.cumsum(queries)]),
+        seq_lens=more(batch.seq_lens, 0, more_seqs),
         block_tables=tables.reshape(-1, table_width),
-        logits_rows=each[:-1],
-        drawn_rows=None if batch.drawn_rows is None else more(batch.drawn_rows, 0),
-        num_decodes=None,
-        slots=None if batch.slots is None else more(batch.slots, -1),
-        adapters=None if batch.adapters is None else more(batch.adapters, 0),
-        fresh=None if batch.fresh is None else np.append(batch.fresh, np.zeros(num_more, bool)),
+        logits_rows=logits,
+        drawn_rows=None if batch.drawn_rows is None else more_rows(batch.drawn_rows),
+        slots=None if batch.slots is None else more(batch.slots, -1, more_seqs),
+        fresh=None if batch.fresh is None else np.append(batch.fresh, np.zeros(more_seqs, bool)),
+        adapters=None if batch.adapters is None else more_rows(batch.adapters),
     )
 
 

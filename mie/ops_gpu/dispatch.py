@@ -166,15 +166,19 @@ class PrefillSplits:
     """Tokens of a split, whole tiles. A sequence that needs fewer has fewer splits."""
 
 
-def prefill_splits(num_tokens: int, num_blocks: int, resident_blocks: int) -> PrefillSplits:
-    """Return the splits for queries that see ``num_tokens``.
+def prefill_splits(num_tokens: int | None, num_blocks: int, resident_blocks: int) -> PrefillSplits:
+    """Return the splits for queries that see ``num_tokens``, or any number of tokens.
 
     A launch of ``num_blocks`` becomes one that fills the ``resident_blocks`` of the chip, so there
     are at most as many partial results. To merge a part takes about as long as a tile of keys. So a
-    split has at least twice as many tiles as there are splits.
+    split has at least twice as many tiles as there are splits, and at least as many as there may be
+    splits if the number of tokens is open.
     """
-    num_tiles = ceil_div(num_tokens, TILE_TOKENS)
-    count = min(resident_blocks // num_blocks, math.isqrt(num_tiles // 2), MAX_SPLITS)
+    count = min(resident_blocks // num_blocks, MAX_SPLITS)
+    if num_tokens is None and count > 1:  # longer contexts get longer splits, on the device
+        return PrefillSplits(count=count, tokens=count * TILE_TOKENS)
+    num_tiles = ceil_div(num_tokens or 0, TILE_TOKENS)
+    count = min(count, math.isqrt(num_tiles // 2))
     if count <= 1:
         return PrefillSplits()
     tiles = ceil_div(num_tiles, count)

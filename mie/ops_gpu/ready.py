@@ -15,12 +15,20 @@ from mie.base.arithmetic import ceil_div
 from mie.ops.backend import Progress, StepBatch, StepSize
 from mie.ops.sampling import GREEDY, RowControls
 from mie.ops_gpu import kv_cache, sampling
-from mie.ops_gpu.batch import ANY_LENGTH, Bucket, padded_length, padded_seqs
+from mie.ops_gpu.arrays import next_power_of_two
+from mie.ops_gpu.batch import (
+    ANY_LENGTH,
+    MAX_CHUNK_TOKENS,
+    MAX_CHUNKS,
+    Bucket,
+    padded_length,
+    padded_seqs,
+)
 from mie.ops_gpu.cubins import KernelName
 from mie.ops_gpu.dispatch import MAX_SPLITS, SPLIT_TOKENS
 from mie.ops_gpu.launcher import CupyLauncher
 from mie.ops_gpu.sampling import Sampler
-from mie.ops_gpu.steps import MAX_GRAPHS, Forward, Steps
+from mie.ops_gpu.steps import MAX_CHUNK_GRAPHS, MAX_GRAPHS, Forward, Steps
 
 MOST_SEQS = 64
 """Sequences of the largest step that is captured ahead."""
@@ -63,6 +71,7 @@ def make_ready(
     counts = padded_counts(min(MOST_SEQS, size.num_seqs))
     prompts = [n for n in PROMPTS if n < size.num_tokens] + [size.num_tokens]
     num_groups = size.num_groups
+    steps.most_tokens = size.num_tokens
     with launcher.listing() as listed:
         for count in counts:
             bucket = Bucket(count, padded_length(size.max_len))
@@ -70,6 +79,8 @@ def make_ready(
         for num_tokens in prompts:
             length = max(num_tokens, size.max_len)
             steps.launch_prompt(forward, prompt(num_tokens, length, num_groups))
+        if (largest := largest_with_chunks(size)) is not None:
+            steps.launch_empty(forward, largest, num_groups)
         sampler.start(logits[:1], [EVERY_KERNEL])
     launcher.build([*listed, *others], progress)
     for num_tokens in prompts[:-1]:
@@ -100,15 +111,27 @@ def padded_counts(most: int) -> list[int]:
     return sorted({padded_seqs(n) for n in range(1, most + 1)})
 
 
-def graph_bytes(size: StepSize, follows_lengths: bool) -> int:
-    """Estimate the device memory of the graphs of all steps of decodes that may be captured.
+def largest_with_chunks(size: StepSize) -> Bucket | None:
+    """Return the captured step with the most sequences besides its chunks, if there is any."""
+    num_seqs = min(next_power_of_two(size.num_seqs), size.num_tokens - 1)
+    num_tokens = min(size.num_tokens - num_seqs, MAX_CHUNK_TOKENS)
+    num_chunks = min(MAX_CHUNKS, next_power_of_two(size.num_seqs))
+    length = padded_length(size.max_len)
+    return Bucket(num_seqs, length, num_chunks, num_tokens) if num_tokens > 0 else None
 
-    A layer takes six launches, or ten with experts or a recurrence, and a step six more.
+
+def graph_bytes(size: StepSize, follows_lengths: bool) -> int:
+    """Estimate the device memory of the graphs of all steps that may be captured.
+
+    A layer of decodes takes six launches, or ten with experts or a recurrence, and a step six more.
+    Chunks take six more launches a layer, because their products and the operators around them are
+    launched one by one.
     """
     counts = padded_counts(size.num_seqs)
     num_graphs = min(MAX_GRAPHS, len(buckets(counts, size.max_len, follows_lengths)))
     of_a_layer = 10 if size.num_chosen or size.num_recurrent_results else 6
-    return num_graphs * (of_a_layer * size.num_layers + 6) * LAUNCH_BYTES
+    of_decodes, of_chunks = (n * size.num_layers + 6 for n in (of_a_layer, of_a_layer + 6))
+    return (num_graphs * of_decodes + MAX_CHUNK_GRAPHS * of_chunks) * LAUNCH_BYTES
 
 
 def prompt(num_tokens: int, length: int, num_groups: int = 1) -> StepBatch:

@@ -1,6 +1,6 @@
-"""Run a step on the device: copy its integers at once, and run a step of decodes as a graph.
+"""Run a step on the device: copy its integers at once, and run the forward pass as a graph.
 
-A step that only decodes is padded to a size that many steps share (`Bucket`). The first step of a
+A step is padded to a size that many steps share (`Bucket`). The first step of a
 size runs eagerly, to compile its kernels and allocate its results. The second is captured. From
 then on the host queues the copies, the graph, and the sampling.
 
@@ -23,8 +23,10 @@ from mie.ops_gpu.launcher import Launcher
 from mie.ops_gpu.queue import Queue, Task
 from mie.ops_gpu.staging import Staging
 
-MAX_GRAPHS = 64
-"""Maximum number of captured steps. The least recently used one makes room for another.
+MAX_GRAPHS, MAX_CHUNK_GRAPHS = 64, 16
+"""Maximum number of captured steps of decodes, and of steps with chunks of prompts.
+
+The least recently used step makes room for another of its kind, and counts as new afterwards.
 
 Steps of the common sizes fit. A graph takes device memory for every launch. CUDA frees a running
 graph when it has ended.
@@ -88,6 +90,8 @@ class Steps:
         self._queue = queue
         self.enforces_eager = enforce_eager
         """Whether nothing is captured."""
+        self.most_tokens: int | None = None
+        """Maximum number of tokens of a padded step, once it is known."""
         self._follows = follows_lengths
         self._table_width = TABLE_WIDTH
         self._staging = Staging(queue)
@@ -101,10 +105,12 @@ class Steps:
 
     def run(self, forward: Forward, batch: StepBatch) -> Array:
         """Return the logits [R, V] of the batch. They last until the next step."""
-        bucket = bucket_of(batch, follows_lengths=self.follows_lengths)
+        bucket = bucket_of(
+            batch, follows_lengths=self.follows_lengths, most_tokens=self.most_tokens
+        )
         if bucket is None:
             return self.launch_prompt(forward, batch)
-        num_rows, table_width = len(batch.seq_lens), batch.block_tables.shape[1]
+        num_rows, table_width = len(batch.logits_rows), batch.block_tables.shape[1]
         if table_width > self._table_width:
             self._table_width = next_power_of_two(table_width)
             self._captured.clear()
@@ -134,8 +140,7 @@ class Steps:
         device_batch = self._upload(batch, bucket, captured)
         if captured is None and bucket in self._warm and not self.enforces_eager:
             captured = self._capture(forward, device_batch)
-            if len(self._captured) == MAX_GRAPHS:
-                del self._captured[next(iter(self._captured))]
+            self._make_room(has_chunks=bucket.num_chunks > 0)
             self._captured[bucket] = captured
         if captured is None:
             logits = self._launch(forward, device_batch)
@@ -145,6 +150,13 @@ class Steps:
             logits = captured.logits
         return logits
 
+    def _make_room(self, *, has_chunks: bool) -> None:
+        """Forget the least recently used step of a kind if there are as many as allowed."""
+        kind = [each for each in self._captured if (each.num_chunks > 0) == has_chunks]
+        if len(kind) == (MAX_CHUNK_GRAPHS if has_chunks else MAX_GRAPHS):
+            del self._captured[kind[0]]
+            self._warm.discard(kind[0])
+
     def _upload(
         self, batch: StepBatch, bucket: Bucket | None, captured: CapturedStep | None
     ) -> DeviceBatch:
@@ -153,7 +165,10 @@ class Steps:
             batch = without_states(batch)
         if self.has_adapters and batch.adapters is None:
             batch = replace(batch, adapters=np.zeros_like(batch.token_ids))
-        host = host_batch(batch, None if bucket is None else bucket.max_len)
+        if bucket is None:
+            host = host_batch(batch)
+        else:
+            host = host_batch(batch, bucket.max_len, bucket.num_chunk_tokens)
         if captured is None:
             table_width = host.table_width if bucket is None else self._table_width
             shape = (host.size(table_width),)

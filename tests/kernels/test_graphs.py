@@ -4,6 +4,7 @@ On the emulator a graph is the list of its launches. Its results must equal thos
 for bit, and its tokens those of the NumPy backend.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,17 @@ from mie.config.params.sampling import SamplingParams
 from mie.load.engine import load_engine
 from mie.load.settings import LoadSettings
 from mie.ops.backend import Backend, StepBatch
-from mie.ops_gpu.batch import ANY_LENGTH, Bucket, bucket_of, padded, padded_seqs
+from mie.ops_gpu.batch import (
+    ANY_LENGTH,
+    MAX_CHUNK_TOKENS,
+    Bucket,
+    bucket_of,
+    host_batch,
+    padded,
+    padded_chunk_tokens,
+    padded_seqs,
+    to_device,
+)
 from mie.ops_gpu.chip import EMULATED_CHIP
 from mie.ops_gpu.cupy_backend import CupyBackend
 from mie.ops_gpu.gemm import NumpyGemm
@@ -221,6 +232,9 @@ class Growing:
         self.outputs: list[bytes] = []
         self.uploaded: list[int] = []
         self.used: list[int] = []
+        self.run()
+
+    def run(self) -> None:
         for length in self.LENGTHS:
             for num_seqs in self.NUM_SEQS:
                 for _ in range(3):
@@ -356,6 +370,142 @@ def test_a_step_reads_its_tokens_on_the_device(mode: str, num_tokens: int):
     batch: Any = SimpleNamespace(token_ids=token_ids, drawn_rows=rows)
     Steps(gpu, EmulatedQueue(), enforce_eager=True)._take_tokens(drawn, batch)
     np.testing.assert_array_equal(token_ids, drawn[rows])
+
+
+# Steps with chunks of prompts.
+
+
+def with_chunks(lengths: list[int], chunks: list[tuple[int, int]]) -> StepBatch:
+    """Return decodes of sequences of these lengths, and chunks of (tokens, length)."""
+    counts = np.array([1] * len(lengths) + [count for count, _ in chunks])
+    seq_lens = np.array(lengths + [length for _, length in chunks])
+    ends, num_tokens = np.cumsum(counts), int(counts.sum())
+    width = ceil_div(int(seq_lens.max()), 16)
+    return StepBatch(
+        token_ids=np.arange(num_tokens) % 20,
+        positions=np.concatenate(
+            [np.arange(n - c, n) for n, c in zip(seq_lens, counts, strict=True)]
+        ),
+        slot_mapping=np.arange(num_tokens),
+        cu_seqlens_q=np.concatenate([[0], ends]),
+        seq_lens=seq_lens,
+        block_tables=np.arange(len(counts) * width).reshape(len(counts), width),
+        logits_rows=ends - 1,
+        num_decodes=len(lengths),
+    )
+
+
+class Chunked(Growing):
+    """Steps of decodes and chunks, whose numbers and lengths differ from step to step."""
+
+    STEPS = (
+        ([300, 5], [(20, 20)]),
+        ([70, 9], [(17, 600)]),  # the same size, with splits
+        ([400, 2], [(12, 12), (9, 77)]),
+        ([4], [(5, 5)]),  # few rows
+        ([900], [(3, 40), (2, 2)]),
+        ([], [(33, 700)]),
+        ([], [(40, 40)]),
+        ([7], [(70, 71), (3, 40)]),  # captured with the next one, whose chunks are shorter
+        ([7], [(36, 36), (37, 90)]),
+    )
+
+    def run(self) -> None:
+        for _ in range(3):
+            for lengths, chunks in self.STEPS:
+                self._run(with_chunks(list(lengths), chunks))
+
+    def _run(self, batch: StepBatch) -> None:
+        self.uploaded.append(0)
+        self.used.append(0)
+        logits = self.backend.run_step(self._forward, batch)
+        assert len(logits) == len(batch.logits_rows)
+        self.outputs.append(logits.tobytes())
+        alone = self._forward(to_device(np, batch))
+        np.testing.assert_allclose(
+            logits.astype(np.float64), alone.astype(np.float64), rtol=2e-3, atol=2e-3
+        )
+
+    def _forward(self, batch: StepBatch) -> Any:
+        return self.backend.take_rows(super()._forward(batch), batch.logits_rows)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("dtype", "batch_invariant", "window"),
+    [
+        ("float16", False, None),
+        pytest.param("float16", False, 70, marks=pytest.mark.slow),
+        pytest.param("float16", True, None, marks=pytest.mark.slow),
+        pytest.param("float32", False, None, marks=pytest.mark.slow),
+    ],
+)
+def test_steps_with_chunks_are_captured(dtype: str, batch_invariant: bool, window: int | None):
+    """Replayed steps have the bits of eager ones, and the results of steps without padding.
+
+    Decodes and chunks of other lengths replay the same graphs.
+    """
+    runs = [
+        Chunked(dtype, window, enforce_eager=is_eager, batch_invariant=batch_invariant)
+        for is_eager in (False, True)
+    ]
+    assert runs[0].outputs == runs[1].outputs
+    assert not captured_steps(runs[1].backend)
+    captured = captured_steps(runs[0].backend)
+    sizes = {each[:1] + each[2:] for each in captured}
+    assert sizes == {(2, 1, 32), (2, 2, 32), (1, 1, 7), (1, 2, 7), (0, 1, 48), (1, 2, 80)}
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_graphs_of_chunks_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    """Sizes that were forgotten run eagerly before they are captured again."""
+    monkeypatch.setattr("mie.ops_gpu.steps.MAX_CHUNK_GRAPHS", 2)
+    events: list[tuple[bool, Bucket]] = []
+    run = Steps._run
+
+    def noted(self: Steps, forward: Any, batch: Any, bucket: Bucket) -> Any:
+        before = set(self._captured)
+        logits = run(self, forward, batch, bucket)
+        assert len(self._captured) <= 2
+        events.extend((each == bucket, each) for each in set(self._captured) - before)
+        return logits
+
+    monkeypatch.setattr(Steps, "_run", noted)
+    Chunked("float16", None, enforce_eager=False, batch_invariant=False)
+    assert all(is_own for is_own, _ in events)
+    assert 4 < len(events) <= 2 * 8  # of 24 steps of 6 sizes in turn
+
+
+def test_sizes_of_steps_with_chunks():
+    batch = with_chunks([30] * 3, [(70, 95), (9, 9), (2, 60)])
+    assert bucket_of(batch) == Bucket(4, 256, 4, 96)
+    assert bucket_of(batch, follows_lengths=False) == Bucket(4, ANY_LENGTH, 4, 96)
+    assert bucket_of(batch, most_tokens=100) == Bucket(4, 256, 4, 96)
+    assert bucket_of(batch, most_tokens=99) is None
+    assert bucket_of(with_chunks([], [(2100, 2100)])) is None
+    assert bucket_of(with_chunks([], [(2, 2)] * 33)) is None
+    many_logits = replace(batch, logits_rows=np.arange(40))
+    assert bucket_of(many_logits) is None
+    for num_seqs in (0, 1, 8, 64):
+        for num_tokens in range(1, MAX_CHUNK_TOKENS):
+            padded_tokens = padded_chunk_tokens(num_tokens, num_seqs)
+            assert num_tokens <= padded_tokens <= max(num_tokens + 15, num_tokens * 5 / 4)
+
+
+def test_padding_keeps_the_batch_and_writes_nowhere():
+    batch = with_chunks([30, 4], [(5, 21), (2, 2)])
+    wide = padded(batch, Bucket(4, 256, 4, 12))
+    assert wide.cu_seqlens_q.tolist() == [0, 1, 2, 7, 9, 10, 11, 11, 11]
+    assert wide.seq_lens.tolist() == [30, 4, 21, 2, 0, 0, 0, 0]
+    assert wide.slot_mapping.tolist() == [*range(9)] + [-1] * 7
+    assert wide.logits_rows.tolist() == [0, 1, 6, 8, 4, 5, 6, 7]
+    assert wide.block_tables.shape == (8, 2)
+    assert wide.block_tables[:4].tolist() == batch.block_tables.tolist()
+    host = host_batch(wide, 256, 12)
+    assert host.arrays["decodes"].tolist() == [0, 1, 4, 5]
+    assert host.arrays["prefills"].tolist() == [2, 3, 6, 7]
+    assert (host.max_prefill_queries, host.max_prefill_len) == (12, ANY_LENGTH)
 
 
 # Sizes.

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import test_attention_bounds as attention_bounds
 import test_expert_kernels as expert_kernels
+import test_graphs as graphs
 import test_kernels as kernels
 import test_quantised_products as quantised
 import test_recording as recording
@@ -61,8 +62,26 @@ def streams(cupy: FakeCupy) -> None:
     attention_bounds.test_streaming_launches_what_the_chip_holds(attention_bounds.LONG, None)
 
 
+def padding(cupy: FakeCupy) -> None:
+    graphs.test_padding_keeps_the_batch_and_writes_nowhere()
+
+
+def chunks(cupy: FakeCupy) -> None:
+    for batch_invariant in (False, True):
+        graphs.test_steps_with_chunks_are_captured("float16", batch_invariant, None)
+
+
+def graphs_of_chunks(cupy: FakeCupy) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        graphs.test_graphs_of_chunks_are_bounded(patch)
+
+
 CHECKS: dict[str, Callable[[FakeCupy], None]] = {
-    check.__name__: check for check in (captures, experts, copies, scales, streams)
+    check.__name__: check
+    for check in (
+        *(captures, experts, copies, scales, streams),
+        *(padding, chunks, graphs_of_chunks),
+    )
 }
 
 

@@ -99,7 +99,7 @@ def test_the_smallest_steps_are_captured_first():
 def test_the_plan_counts_the_graphs(
     fake_cupy: FakeCupy, max_num_seqs: int, batch_invariant: bool, num_graphs: int
 ):
-    """Graphs of streamed decodes serve all lengths. At most 64 are kept."""
+    """Graphs of streamed decodes serve all lengths. At most 64 are kept, and 16 of chunks."""
     config = EngineConfig(max_num_seqs=max_num_seqs, max_model_len=1 << 17)
     size = step_size(config, find_shape("Llama-3.2-1B"), 1 << 17)
     captured, eager = (
@@ -107,7 +107,8 @@ def test_the_plan_counts_the_graphs(
         for is_eager in (False, True)
     )
     more = captured.step_bytes(size) - eager.step_bytes(size)
-    assert more == num_graphs * (16 * 6 + 6) * LAUNCH_BYTES
+    of_decodes, of_chunks = 16 * 6 + 6, 16 * 12 + 6
+    assert more == (num_graphs * of_decodes + 16 * of_chunks) * LAUNCH_BYTES
 
 
 def test_doctor_compiles_the_kernels_of_a_model(
