@@ -21,8 +21,10 @@ LATER = ("drawn", "drawn_rows", "num_decodes", "num_groups", "group")
 
 
 MAX_CHUNKS, MAX_CHUNK_TOKENS = 32, 2048
-"""Maximum number of prompts of a captured step, and of their tokens. Longer steps keep a GPU busy
-while the host launches their kernels."""
+"""Maximum number of prompts of a captured step, and of their tokens.
+
+Longer steps keep a GPU busy while the host launches their kernels.
+"""
 
 FEW_TOKENS = (8, 16)
 """Numbers of tokens up to which products take kernels of few rows."""

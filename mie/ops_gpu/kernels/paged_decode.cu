@@ -15,7 +15,8 @@
 // so each key and value is read once. Block z attends to split z (`split_of_decode`), and returns
 // at once if its sequence has fewer. A sequence with a single split is written directly. The splits
 // of the others are merged by the block that ends last. The three pointers are null without splits.
-// CAPPED: scores have a soft cap (`bounded`). All attention kernels have this switch.
+// A warp has one token's keys and values a lane group in flight, so the limit is the latency of
+// memory, or for large groups the products. CAPPED: scores have a soft cap (`bounded`). All attention kernels have this switch.
 #include "mie_cuda.cuh"
 #include "attention.cuh"
 #include "splits.cuh"

@@ -16,6 +16,14 @@
 //   the rest as in paged_decode.cu
 //
 // The cuts of a sequence depend on its batch, and so do the last bits of its result.
+//
+// Budget on sm_90, 16 bits and groups of up to 8: a block has 4 warps. The limit is the memory.
+//
+//   heads  registers  shared KB  blocks a multiprocessor  KB in flight a multiprocessor
+//   64     88         64         3                        144
+//   96     138        72         3                        144
+//   128    149        96         2                        128
+//   256    208        128        1                        64
 #include "mie_cuda.cuh"
 #include "attention.cuh"
 #include "decode_mma.cuh"

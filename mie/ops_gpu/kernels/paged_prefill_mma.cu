@@ -22,6 +22,15 @@
 // Where a few rows meet many keys, several blocks share the keys of the same rows (`split_of`), and
 // the last of them merges. The splits are whole tiles, and depend on the step.
 //
+// Budget on sm_90, 16 bits. The limit is shared memory: each warp reads every key and value for 16
+// rows only.
+//
+//   heads  keys of a tile  registers  shared KB  blocks a multiprocessor  KB in flight a block
+//   64     64              152        32         3                        16
+//   96     64              185        48         2                        24
+//   128    64              206        64         2                        32
+//   256    32              249        96         2                        32
+//
 // A quantised cache is handled as in decode_mma.cuh. Here a lane's four elements of values belong
 // to two columns, 2g and 2g + 1, and become column g of two products. Each row has its own unit,
 // because it has its own largest score. Blocks are then a multiple of 16 tokens.
