@@ -146,6 +146,7 @@ TENSOR_CORE_SHAPES = [
     for shape in [*SHAPES, *LONG_SHAPES]
     if shape.dtype != "float32" and shape.head_dim in MMA_STAGES and shape.block_size % 16 == 0
     if shape.head_dim < LARGE_HEAD or shape.group <= LARGE_GROUP
+    if shape.stored != "int4"
 ]
 SOME_SHAPES = [
     pytest.param(shape, marks=[pytest.mark.slow] if number % 16 else [], id=str(shape))

@@ -6,7 +6,6 @@ begin as NaN. With MIE_GPU_TESTS=1 each also runs on a GPU. The operators run in
 kernel's inputs, so the difference is the kernel's own rounding.
 """
 
-import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
