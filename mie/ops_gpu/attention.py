@@ -133,6 +133,7 @@ class PagedAttention:
             call.block_size,
             stored=kernel_type(call.kv),
             may_stream=not self._is_deterministic,
+            shared_bytes=self._chip.shared_bytes,
             is_capped=call.is_capped,
         )
         self.follows_lengths = kernel.kind != "stream"
@@ -178,6 +179,7 @@ class PagedAttention:
             shape.block_size,
             stored=stored,
             may_stream=not self._is_deterministic,
+            shared_bytes=self._chip.shared_bytes,
         )
 
     def _stream_blocks(self, kernel: DecodeKernel) -> int:

@@ -55,6 +55,12 @@ many are in flight.
 LARGE_HEAD, LARGE_GROUP = 256, 8
 """A head for whose second tile of query heads a decoding warp has no registers, and its group."""
 
+LARGE_HEAD_BYTES = 131 << 10
+"""Shared memory that a multiprocessor needs to decode with this head on tensor cores.
+
+Chips of the consumer's kind (sm_86, sm_89, sm_120) have 100 KB.
+"""
+
 KEPT_BYTES = 24
 """Bytes of shared memory in which a tensor-core prefill keeps integers beside its tiles."""
 
@@ -82,16 +88,19 @@ def decode_kernel(
     stored: str,
     may_stream: bool,
     is_capped: bool = False,
+    shared_bytes: int = LARGE_HEAD_BYTES,
 ) -> DecodeKernel:
     """Return the decode kernel for queries of type ``element`` and a cache of type ``stored``.
 
     ``may_stream`` means that the last bits of a result may depend on its batch, and ``is_capped``
-    that scores have a soft cap.
+    that scores have a soft cap. A multiprocessor has ``shared_bytes`` of shared memory.
     """
+    is_large = head_dim == LARGE_HEAD
     if (
         _suits_cores(element, stored)
         and head_dim in MMA_STAGES
-        and group <= (LARGE_GROUP if head_dim == LARGE_HEAD else 16)
+        and group <= (LARGE_GROUP if is_large else 16)
+        and not (is_large and shared_bytes < LARGE_HEAD_BYTES)
         and block_size % 16 == 0
     ):
         stages, head_tiles = MMA_STAGES[head_dim], ceil_div(group, 8)

@@ -250,6 +250,9 @@ SPILLS = {
     "few_rows.cu few_rows_qkv<f16, int8, 32, false, 2, true, true>": 8,
     "few_rows.cu few_rows_qkv<f16, int8, 16, false, 2, true, true>": 52,
     "few_rows.cu few_rows_qkv<bf16, int8, 16, false, 2, true, true>": 44,
+    "paged_prefill_mma.cu paged_prefill_mma<bf16, 256, bf16, true>": 8,
+    "paged_prefill_mma.cu paged_prefill_mma<f16, 80>": 44,
+    "paged_prefill_mma.cu paged_prefill_mma<bf16, 80>": 44,
     "integer_products.cu integer_many<f16, nibbles, 32, false>": 52,
     "integer_products.cu integer_many<f16, nibbles, 64, false>": 48,
     "integer_products.cu integer_many<f16, nibbles, 32, true>": 24,
@@ -257,6 +260,6 @@ SPILLS = {
 }
 """The most bytes of registers that kernels spill on some target. All others spill nothing.
 
-They are for 9 to 16 rows, or for many. A thread may have 128 registers, so that two blocks fit a
+Most are for 9 to 16 rows, or for many. A thread may have 128 registers, so that two blocks fit a
 multiprocessor.
 """

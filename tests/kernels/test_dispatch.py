@@ -42,6 +42,19 @@ def test_kernels_are_chosen_by_the_tables(
     assert prefill_kernel(element, head_dim, block_size, stored=stored or element).name == prefill
 
 
+def test_decodes_with_large_heads_need_the_shared_memory_of_a_data_centres_chip():
+    """A block of the tensor-core kernel has up to 131 KB of it, and a prompt's block less."""
+    for device, kind in (("h200", "stream"), ("jetson-orin-nano", "stream"), ("rtx-5090", "plain")):
+        room = chip_of(device).shared_bytes
+        for stored in ("bf16", "int8"):
+            chosen = decode_kernel(
+                "bf16", 256, 4, 16, stored=stored, may_stream=True, shared_bytes=room
+            )
+            assert chosen.kind == kind
+            assert chosen.shared_bytes + 1024 <= room
+            assert prefill_kernel("bf16", 256, 16, stored=stored).shared_bytes + 1024 <= room
+
+
 def test_a_block_of_another_size_needs_the_plain_kernels():
     chosen = decode_kernel("f16", 128, 4, 8, stored="f16", may_stream=True)
     assert chosen.kind == "plain"
