@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from adapter_files import random_adapter, write_peft
 from compiled import needs_numba
-from emulated import needs_compiler
 from engines import run_to_end
 from rank_threads import ranks_as_threads
 from small_pool import check_small_pool, stories
@@ -132,14 +131,7 @@ def test_jit_gives_the_bits_of_one_rank(tiny, name, settings):
 
 
 @pytest.mark.usefixtures("ranks")
-@pytest.mark.parametrize(
-    "backend",
-    [
-        "numpy",
-        pytest.param("jit", marks=needs_numba),
-        pytest.param("cupy-emulated", marks=[needs_compiler, pytest.mark.slow]),
-    ],
-)
+@pytest.mark.parametrize("backend", ["numpy", pytest.param("jit", marks=needs_numba)])
 def test_adapters_are_divided_with_their_matrices(tmp_path, backend):
     """Requests with and without adapters share steps. The matrices of queries have an order."""
     weights = random_weights(CONFIGS["qwen3_tied"])
@@ -151,9 +143,7 @@ def test_adapters_are_divided_with_their_matrices(tmp_path, backend):
     ]
     found = []
     for num_ranks in (1, 2):
-        settings = {"enable_lora": True, "max_loras": 2}
-        if backend != "cupy-emulated":
-            settings["num_threads"] = 1
+        settings = {"enable_lora": True, "max_loras": 2, "num_threads": 1}
         engine = engine_of(directory, num_ranks, backend, **settings)
         slots = [engine.adapters.add(each, engine.adapters.read(each)).slot for each in loras]
         requests = []
