@@ -152,13 +152,14 @@ def _heads() -> Iterator[tuple[str, ...]]:
 
 
 def _predicted() -> Iterator[tuple[str, ...]]:
-    yield "model", "predicted ms", "predicted tokens/s", "band", "aim"
-    yield ("---",) * 5
+    yield "model", "weights", "predicted ms", "predicted tokens/s", "band", "aim"
+    yield ("---",) * 6
     for line in PUBLISHED["predicted"]:
         ms = predicted_ms({"bits": SMALL_BITS, "context": 512, **line})
         fits = [o / t for e, o, t in errors() if "is_fit" in e and e["device"] == line["device"]]
         low, high = (f"{bound * 1000 / ms:.0f}" for bound in (min(fits), max(fits)))
-        yield line["model"], f"{ms:.2f}", f"{1000 / ms:.1f}", f"{low}–{high}", str(line["aim"])
+        times = f"{ms:.2f}", f"{1000 / ms:.1f}", f"{low}–{high}"
+        yield line["model"], line.get("weights", "groups of 128"), *times, str(line["aim"])
 
 
 def _use(line: Mapping[str, Any]) -> str:

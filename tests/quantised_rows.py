@@ -33,7 +33,9 @@ def quantised(form: Form, num_rows: int, num_columns: int, seed: int = 0) -> Qua
         codes = rng.normal(size=(num_rows, num_columns)).astype(ml_dtypes.float8_e4m3fn)
     else:
         low, high = (0, 16) if form.has_offsets else (-8, 8)
-        low, high = (low, high) if form.codes == "int4" else (-128, 128)
+        if form.codes != "int4":
+            low, high = (0, 64) if form.has_offsets else (-32, 32)
+            low, high = (low, high) if form.has_six_bits else (-128, 128)
         codes = rng.integers(low, high, (num_rows, num_columns)).astype(np.int8)
     planes, groups = {"codes": codes}, (num_rows, -(-num_columns // form.group))
     for kind, least in (("scale", 1), ("offset", -999))[: 1 + form.has_offsets]:

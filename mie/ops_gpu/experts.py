@@ -95,7 +95,7 @@ class CupyExperts(ExpertOperators):
                 first,
                 codes=joined("codes"),
                 scales=joined("scales"),
-                offsets=None if first.offsets is None else joined("offsets"),
+                units=None if first.units is None else joined("units"),
             )
         else:
             matrix = stack(parts)

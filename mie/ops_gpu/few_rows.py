@@ -90,19 +90,18 @@ def way_of(
     """
     itemsize = 4 if element == "float" else 2
     row_tiles = 1 if element == "float" or num_rows <= 8 else 2 if num_rows <= 16 else 4
-    codes, span, has_offsets = (
-        weight.parameters if isinstance(weight, QuantisedMatrix) else (element, "64", "false")
-    )
+    is_quantised = isinstance(weight, QuantisedMatrix)
+    matrix = weight.parameters if is_quantised else (element, "64", "false", "32")
     conditions = [depth * itemsize % 16 == 0]
     if has_norm is not None:
         conditions.insert(0, has_norm)
-    words = [element, codes, span, has_offsets, str(row_tiles), *map(_word, conditions)]
+    words = [element, *matrix, str(row_tiles), *map(_word, conditions)]
     return way_named(f"<{', '.join(words)}>")
 
 
 def way_named(parameters: str) -> Way:
-    """Return the way of a kernel's parameters, such as "<f16, nibbles, 32, false, 1, true>"."""
-    element, codes, span, has_offsets, row_tiles, *_ = parameters.strip("<>").split(", ")
+    """Return the way of a kernel's parameters, such as "<f16, nibbles, 32, false, 8, 1, true>"."""
+    element, codes, span, has_offsets, _, row_tiles, *_ = parameters.strip("<>").split(", ")
     rows = 8 * int(row_tiles)
     is_small = (codes, span, has_offsets) == ("nibbles", "64", "false") and element != "float"
     tiles = 4 if is_small and rows == 8 else 2  # as many as the registers allow

@@ -11,7 +11,7 @@ from mie.ops.backend import Array
 from mie.ops_gpu.arena import Empty
 from mie.ops_gpu.arrays import block_threads, kernel_type
 from mie.ops_gpu.launcher import Launcher
-from mie.ops_gpu.weights import CODES, TILE, Matrix, QuantisedMatrix
+from mie.ops_gpu.weights import TILE, Matrix, QuantisedMatrix, codes_of
 
 RECORD, RECORD_BYTES = 128, 160
 """Inputs of a record, and its bytes: codes, four scales and four sums (kernels/rounded.cuh)."""
@@ -31,7 +31,7 @@ THREADS, SLICE = 256, 512
 
 def is_integer(part: Matrix) -> bool:
     """Whether products with the part round activations."""
-    return isinstance(part, QuantisedMatrix) and CODES[part.form.codes] != "e4m3"
+    return isinstance(part, QuantisedMatrix) and codes_of(part.form) != "e4m3"
 
 
 def record_bytes(depth: int) -> int:

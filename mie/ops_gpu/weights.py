@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mie.base.arithmetic import ceil_div
 from mie.errors import UnsupportedModelError
 from mie.ops.backend import Array
-from mie.ops.weights.quantised import Form, Part, QuantisedRows, Rows
+from mie.ops.weights.quantised import UNIT_INPUTS, Form, Part, QuantisedRows, Rows
 from mie.ops_gpu.arrays import rounded
 
 if TYPE_CHECKING:
@@ -31,18 +31,31 @@ MAX_ELEMENTS = 1 << 32
 """Most elements of a matrix, because the kernels count them in 32 bits."""
 
 CODES = {"int4": "nibbles", "int8": "int8", "float8_e4m3fn": "e4m3"}
-"""The kernels' names of the types of codes."""
+"""The kernels' names of the types of codes. Codes of int8 that have six bits are "sextets"."""
+
+CODE_BITS = {"nibbles": 4, "sextets": 6, "int8": 8, "e4m3": 8}
+
+PLACES = np.array([[4, 8, 6, 10], [0, 12, 2, 14]], np.uint32)
+"""The bits of a word with the high two bits of a code, by step and register (kernels/weights.cuh).
+
+The second code of a register is 16 bits higher.
+"""
+
+
+def codes_of(form: Form) -> str:
+    """Return the kernels' name of the type of a form's codes."""
+    return "sextets" if form.has_six_bits else CODES[form.codes]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class QuantisedMatrix:
-    """Packed codes [N, K], and scales and offsets [ceil(N / 16), ceil(K / group), 16]."""
+    """Packed codes [N, K], and records of scales and offsets (kernels/weights.cuh)."""
 
     form: Form
     shape: tuple[int, int]
     codes: Array  # [ceil(N / 16), bytes], uint8
-    scales: Array  # float32
-    offsets: Array | None
+    scales: Array  # [ceil(N / 16), bytes], uint8
+    units: Array | None  # [ceil(N / 16), numbers], float32
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -59,14 +72,14 @@ class QuantisedMatrix:
 
     @property
     def arrays(self) -> tuple[Array | None, ...]:
-        """The kernels' arguments: codes, scales and offsets."""
-        return self.codes, self.scales, self.offsets
+        """The kernels' arguments: codes, scales and units."""
+        return self.codes, self.scales, self.units
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The kernels' template parameters: codes, span, and whether there are offsets."""
+        """The kernels' template parameters: codes, span, offsets or none, and bits of a scale."""
         has_offsets = "true" if self.form.has_offsets else "false"
-        return CODES[self.form.codes], str(self.span), has_offsets
+        return codes_of(self.form), str(self.span), has_offsets, str(self.form.scale_bits)
 
 
 Matrix = Array | QuantisedMatrix
@@ -104,11 +117,17 @@ def check_size(shape: tuple[int, int], most_outputs: int, backend: str) -> None:
 
 def packed_bytes(shape: tuple[int, ...], form: Form) -> int:
     """Return the bytes of a quantised matrix."""
-    num_tiles, depth = ceil_div(shape[0], TILE), shape[1]
-    code_bytes = TILE * UNIT // (2 if form.codes == "int4" else 1)
-    per_group = 8 if form.has_offsets else 4
-    groups, units = ceil_div(depth, form.group), ceil_div(depth, UNIT)
-    return num_tiles * (units * code_bytes + groups * TILE * per_group)
+    codes, scales, units = _tile_bytes(shape[1], form)
+    return ceil_div(shape[0], TILE) * (codes + scales + units)
+
+
+def _tile_bytes(depth: int, form: Form) -> tuple[int, int, int]:
+    """Return the bytes of the codes, scales and units of a tile."""
+    kinds, cell = TILE * (1 + form.has_offsets), max(form.group, UNIT)
+    codes = ceil_div(depth, UNIT) * TILE * UNIT * CODE_BITS[codes_of(form)] // 8
+    scales = ceil_div(depth, cell) * kinds * (cell // form.group) * form.scale_bits // 8
+    units = depth // UNIT_INPUTS * kinds * 4 if form.has_units else 0
+    return codes, scales, units
 
 
 def load_parts(
@@ -146,12 +165,13 @@ def _load(
 def _load_quantised(
     xp: Any, shape: tuple[int, int], blocks: Iterator[Rows], form: Form
 ) -> QuantisedMatrix:
-    num_tiles, groups = ceil_div(shape[0], TILE), ceil_div(shape[1], form.group)
-    units = ceil_div(shape[1], UNIT)
-    unit_bytes = TILE * UNIT // (2 if form.codes == "int4" else 1)
-    codes = xp.empty((num_tiles, units * unit_bytes), np.uint8)
-    scales = xp.empty((num_tiles, groups, TILE), np.float32)
-    offsets = xp.empty((num_tiles, groups, TILE), np.float32) if form.has_offsets else None
+    num_tiles, (code_bytes, scale_bytes, unit_bytes) = (
+        ceil_div(shape[0], TILE),
+        _tile_bytes(shape[1], form),
+    )
+    codes = xp.empty((num_tiles, code_bytes), np.uint8)
+    scales = xp.empty((num_tiles, scale_bytes), np.uint8)
+    units = xp.empty((num_tiles, unit_bytes // 4), np.float32) if form.has_units else None
     tile, row = 0, 0
     waiting: list[QuantisedRows] = []
     while row < shape[0]:
@@ -167,28 +187,41 @@ def _load_quantised(
             continue
         some = some.take(slice(whole))
         end = tile + ceil_div(whole, TILE)
+        planes = some.kept()
         codes[tile:end] = xp.asarray(pack(some))
-        scales[tile:end] = xp.asarray(_by_tile(some.scales))
-        if offsets is not None:
-            assert some.offsets is not None
-            offsets[tile:end] = xp.asarray(_by_tile(some.offsets))
+        of_group = (planes["scales"], planes.get("offsets"))
+        cell = max(form.group, UNIT)
+        spans = cell // form.group
+        packed = by_lane(of_group, ceil_div(shape[1], cell), spans).view(np.uint8)
+        scales[tile:end] = xp.asarray(packed)
+        if units is not None:
+            of_unit = (planes["scale_units"], planes.get("offset_units"))
+            units[tile:end] = xp.asarray(by_lane(of_unit, shape[1] // UNIT_INPUTS, 1))
         tile = end
-    return QuantisedMatrix(form=form, shape=shape, codes=codes, scales=scales, offsets=offsets)
+    return QuantisedMatrix(form=form, shape=shape, codes=codes, scales=scales, units=units)
 
 
-def _by_tile(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return values [n, G] as [ceil(n / 16), G, 16], with zeros past the last row."""
-    num_rows, groups = values.shape
-    padded = np.zeros((ceil_div(num_rows, TILE) * TILE, groups), np.float32)
-    padded[:num_rows] = values
-    return np.ascontiguousarray(padded.reshape(-1, TILE, groups).transpose(0, 2, 1))
+def by_lane(kinds: Sequence[NDArray[Any] | None], num_cells: int, spans: int) -> NDArray[Any]:
+    """Return the numbers [n, G] of each kind as records of the lanes: [n / 16, numbers].
+
+    A record has a cell's numbers by kind, by half of the outputs, and by span. There are zeros past
+    the last row and the last group.
+    """
+    there = [numbers for numbers in kinds if numbers is not None]
+    num_rows, groups = there[0].shape
+    tiles = ceil_div(num_rows, TILE)
+    padded = np.zeros((len(there), tiles * TILE, num_cells * spans), there[0].dtype)
+    for to, numbers in zip(padded, there, strict=True):
+        to[:num_rows, :groups] = numbers
+    split = padded.reshape(len(there), tiles, 2, 8, num_cells, spans)
+    return np.ascontiguousarray(split.transpose(1, 4, 3, 0, 2, 5)).reshape(tiles, -1)
 
 
 def pack(rows: QuantisedRows) -> NDArray[np.uint8]:
     """Return the codes of rows [n, K] in the order of kernels/weights.cuh: [n / 16, bytes]."""
     form, (num_rows, depth) = rows.form, rows.shape
-    is_int4 = form.codes == "int4"
-    zero = 8 if is_int4 and not form.has_offsets else 0
+    bits = CODE_BITS[codes_of(form)]
+    zero = 0 if bits == 8 or form.has_offsets else 1 << bits - 1
     tiles, units = ceil_div(num_rows, TILE), ceil_div(depth, UNIT)
     codes = np.full((tiles * TILE, units * UNIT), zero, np.uint8)
     raw = rows.codes.view(np.uint8)  # of negative integers the two's complement
@@ -197,9 +230,16 @@ def pack(rows: QuantisedRows) -> NDArray[np.uint8]:
         split = codes.reshape(tiles, 2, 8, units, 2, 2, 4, 4)
     else:
         split = codes.reshape(tiles, 2, 8, units, 2, 4, 2, 4).swapaxes(5, 6)
-    if not is_int4:  # tile, unit, chunk, g, t, step, half, j
+    if bits == 8:  # tile, unit, chunk, g, t, step, half, j
         return np.ascontiguousarray(split.transpose(0, 3, 4, 2, 6, 5, 1, 7)).reshape(tiles, -1)
     pairs = split.reshape(tiles, 2, 8, units, 2, 2, 4, 2, 2)  # j is a pair, and its place there
-    nibbles = pairs.transpose(0, 3, 2, 6, 4, 5, 8, 7, 1).reshape(tiles, -1, 2)
+    # tile, unit, g, t, chunk, step, place in the pair, pair, half
+    ordered = np.ascontiguousarray(pairs.transpose(0, 3, 2, 6, 4, 5, 8, 7, 1))
+    nibbles = (ordered & 15).reshape(tiles, units, -1, 2)
     packed: NDArray[np.uint8] = nibbles[..., 0] | nibbles[..., 1] << np.uint8(4)
-    return packed
+    if bits == 6:
+        places = PLACES.reshape(2, 1, 2, 2) + np.array([0, 16], np.uint32)[:, None, None]
+        high = (ordered >> 4).astype(np.uint32) << places
+        words = high.sum(axis=(-4, -3, -2, -1), dtype=np.uint32).reshape(tiles, units, -1)
+        packed = np.concatenate([packed, words.view(np.uint8)], axis=-1)
+    return packed.reshape(tiles, -1)

@@ -15,11 +15,14 @@ FLOATS = ("float", "f16", "bf16")
 HALVES = ("f16", "bf16")
 PRODUCTS = ("linear", "gated", "qkv")
 EXPERTS = ("linear", "gated")
+DEFAULT_WAYS = ("nibbles, 32, false, 32", "nibbles, 32, true, 8", "int8, 32, false, 32")
+GGUF_WAYS = ("nibbles, 32, false, 16", "sextets, 16, false, 8")
+"""Codes, inputs with a scale, offsets and bits of scales: int4, Q4_K, int8, Q4_0 and Q6_K."""
 INTEGER_WAYS = (
-    *("nibbles, 16, true", "nibbles, 32, false", "nibbles, 64, false", "int8, 16, true"),
-    *("int8, 32, true", "int8, 16, false", "nibbles, 32, true"),
+    *("nibbles, 16, true, 8", "int8, 16, true, 32"),
+    *("sextets, 16, false, 8", "nibbles, 32, true, 8"),
 )
-"""Codes, inputs with a scale and offsets of integer products: most registers, and most common."""
+"""Codes, inputs with a scale, offsets and bits of scales: most registers, and most common."""
 TENSOR_CORE_SIZES = ("64, 1, 4, 4", "64, 2, 4, 4", "128, 1, 4, 3", "128, 2, 4, 3")
 OTHER_SIZES = ("80, 1, 4, 4", "80, 2, 4, 4", "96, 1, 4, 3", "112, 2, 4, 3", "256, 1, 4, 2")
 QUANTIZED = ("int8", "e4m3")
@@ -68,28 +71,25 @@ ENTRIES = (
     Entry(
         file="few_rows.cu",
         names=(
-            *each("few_rows_{0}<{1}, {1}, 64, false, {2}, true, true>", PRODUCTS, HALVES, (1, 2)),
-            *each("few_rows_linear<{0}, {0}, 64, false, {1}, false, true>", HALVES, (1, 2)),
-            *each("few_rows_{}<{}, nibbles, 64, false, {}, true, true>", PRODUCTS, HALVES, (1, 4)),
-            *each("few_rows_linear<f16, nibbles, 64, false, {}, false, true>", (1, 2, 4)),
-            *each("few_rows_linear<f16, nibbles, {}, true, {}, true, true>", (16, 32), (1, 4)),
-            *each("few_rows_linear<{}, int8, {}, false, 2, true, true>", HALVES, (16, 32, 64)),
-            # What runs by default: int4 and Q4_0, Q4_K and Q4_1, heads of 8 bits, and Q6_K.
-            *each("few_rows_{}<{}, nibbles, 32, false, {}, true, true>", PRODUCTS, HALVES, (1, 2)),
-            *each("few_rows_{}<{}, nibbles, 32, true, 2, true, true>", PRODUCTS, HALVES),
-            *each("few_rows_{}<{}, nibbles, 32, true, 1, true, true>", ("gated", "qkv"), HALVES),
-            *each("few_rows_linear<{}, int8, {}, false, 1, true, true>", HALVES, (16, 32)),
             *each(
-                "few_rows_{}<{}, int8, {}, false, 2, true, true>",
-                ("gated", "qkv"),
-                HALVES,
-                (16, 32),
+                "few_rows_{0}<{1}, {1}, 64, false, 32, {2}, true, true>", PRODUCTS, HALVES, (1, 2)
             ),
-            "few_rows_linear<bf16, e4m3, 64, false, 2, true, true>",
+            *each("few_rows_linear<{0}, {0}, 64, false, 32, {1}, false, true>", HALVES, (1, 2)),
+            *each(
+                "few_rows_{}<{}, nibbles, 64, false, 32, {}, true, true>", PRODUCTS, HALVES, (1, 4)
+            ),
+            *each("few_rows_linear<f16, nibbles, 64, false, 32, {}, false, true>", (1, 2, 4)),
+            *each("few_rows_linear<f16, nibbles, {}, true, 32, {}, true, true>", (16, 32), (1, 4)),
+            *each("few_rows_linear<{}, int8, 64, false, 32, 2, true, true>", HALVES),
+            # What runs by default: int4, heads of 8 bits, Q4_K, Q4_0 and Q6_K.
+            *each("few_rows_{}<{}, {}, 2, true, true>", PRODUCTS, HALVES, DEFAULT_WAYS),
+            *each("few_rows_linear<{}, {}, 1, true, true>", HALVES, (*DEFAULT_WAYS, *GGUF_WAYS)),
+            *each("few_rows_linear<bf16, {}, 2, true, true>", GGUF_WAYS),
+            "few_rows_linear<bf16, e4m3, 64, false, 32, 2, true, true>",
             # The others are for odd sizes and for checks in float32. These stand for them.
-            "few_rows_linear<float, float, 64, false, 1, true, true>",
-            "few_rows_linear<float, nibbles, 32, true, 1, true, true>",
-            "few_rows_linear<bf16, bf16, 64, false, 2, true, false>",
+            "few_rows_linear<float, float, 64, false, 32, 1, true, true>",
+            "few_rows_linear<float, nibbles, 32, true, 32, 1, true, true>",
+            "few_rows_linear<bf16, bf16, 64, false, 32, 2, true, false>",
         ),
     ),
     Entry(file="round_rows.cu", names=each("round_rows<{}>", FLOATS)),
@@ -98,18 +98,18 @@ ENTRIES = (
         names=(
             *each("integer_few<f16, {}, {}>", INTEGER_WAYS, (1, 2)),
             *each("integer_many<f16, {}>", INTEGER_WAYS),
-            *each("integer_experts<f16, {}, {}>", INTEGER_WAYS[-2:], ("true", "false")),
+            *each("integer_experts<f16, {}, {}>", INTEGER_WAYS[-1:], ("true", "false")),
             # These stand for the other types of rows. Only epilogues differ.
-            "integer_few<bf16, nibbles, 32, true, 1>",
-            "integer_many<float, int8, 32, false>",
+            "integer_few<bf16, nibbles, 32, true, 8, 1>",
+            "integer_many<float, int8, 32, false, 32>",
         ),
     ),
     Entry(  # with the changes of adapters
         file="few_rows.cu",
         names=(
-            *each("few_rows_{0}<{1}, {1}, 64, false, 1, true, true, true>", PRODUCTS, HALVES),
-            *each("few_rows_{0}<bf16, bf16, 64, false, 2, true, true, true>", PRODUCTS),
-            *each("few_rows_{}<{}, nibbles, 32, false, 1, true, true, true>", PRODUCTS, HALVES),
+            *each("few_rows_{0}<{1}, {1}, 64, false, 32, 1, true, true, true>", PRODUCTS, HALVES),
+            *each("few_rows_{0}<bf16, bf16, 64, false, 32, 2, true, true, true>", PRODUCTS),
+            *each("few_rows_{}<{}, nibbles, 32, false, 32, 1, true, true, true>", PRODUCTS, HALVES),
         ),
     ),
     Entry(
@@ -127,14 +127,14 @@ ENTRIES = (
     Entry(
         file="expert_rows.cu",
         names=(
-            *each("experts_{0}<{1}, {1}, 64, false, {2}, true>", EXPERTS, HALVES, (1, 4)),
-            *each("experts_{}<{}, nibbles, 64, false, {}, true>", EXPERTS, HALVES, (1, 4)),
-            *each("experts_{}<bf16, int8, 32, false, {}, true>", EXPERTS, (1, 4)),
+            *each("experts_{0}<{1}, {1}, 64, false, 32, {2}, true>", EXPERTS, HALVES, (1, 4)),
+            *each("experts_{}<{}, nibbles, 64, false, 32, {}, true>", EXPERTS, HALVES, (1, 4)),
+            *each("experts_{}<bf16, int8, 32, false, 32, {}, true>", EXPERTS, (1, 4)),
             # These stand for other groups, odd sizes, and checks in float32.
-            "experts_gated<f16, nibbles, 32, true, 4, true>",
-            "experts_gated<bf16, e4m3, 64, false, 4, true>",
-            "experts_linear<bf16, bf16, 64, false, 4, false>",
-            "experts_gated<float, float, 64, false, 1, true>",
+            "experts_gated<f16, nibbles, 32, true, 8, 4, true>",
+            "experts_gated<bf16, e4m3, 64, false, 32, 4, true>",
+            "experts_linear<bf16, bf16, 64, false, 32, 4, false>",
+            "experts_gated<float, float, 64, false, 32, 1, true>",
         ),
     ),
     Entry(
@@ -148,8 +148,8 @@ ENTRIES = (
     Entry(
         file="widen_weights.cu",
         names=(
-            *each("{}<f16, nibbles, 64, false>", ("widen_weights", "gather_weights")),
-            *each("{}<bf16, int8, 16, true>", ("widen_weights", "gather_weights")),
+            *each("{}<f16, nibbles, 64, false, 32>", ("widen_weights", "gather_weights")),
+            *each("{}<bf16, sextets, 16, false, 8>", ("widen_weights", "gather_weights")),
         ),
     ),
     Entry(file="gather_rows.cu", names=each("{}<{}>", ("gather_rows", "scale_rows"), FLOATS)),
@@ -243,21 +243,7 @@ ENTRIES = (
     ),
 )
 
-SPILLS = {
-    "few_rows.cu few_rows_gated<f16, nibbles, 32, true, 2, true, true>": 24,
-    "few_rows.cu few_rows_gated<f16, int8, 32, false, 2, true, true>": 40,
-    "few_rows.cu few_rows_qkv<f16, nibbles, 32, true, 2, true, true>": 8,
-    "few_rows.cu few_rows_qkv<f16, int8, 32, false, 2, true, true>": 8,
-    "few_rows.cu few_rows_qkv<f16, int8, 16, false, 2, true, true>": 52,
-    "few_rows.cu few_rows_qkv<bf16, int8, 16, false, 2, true, true>": 44,
-    "paged_prefill_mma.cu paged_prefill_mma<bf16, 256, bf16, true>": 8,
-    "paged_prefill_mma.cu paged_prefill_mma<f16, 80>": 44,
-    "paged_prefill_mma.cu paged_prefill_mma<bf16, 80>": 44,
-    "integer_products.cu integer_many<f16, nibbles, 32, false>": 52,
-    "integer_products.cu integer_many<f16, nibbles, 64, false>": 48,
-    "integer_products.cu integer_many<f16, nibbles, 32, true>": 24,
-    "integer_products.cu integer_many<f16, int8, 32, true>": 32,
-}
+SPILLS: dict[str, int] = {}
 """The most bytes of registers that kernels spill on some target. All others spill nothing.
 
 Most are for 9 to 16 rows, or for many. A thread may have 128 registers, so that two blocks fit a

@@ -23,6 +23,7 @@ import test_far_places as far_places
 import test_few_rows as few_rows
 import test_int4_kernels
 import test_kernels as kernels
+import test_narrow_weights as narrow
 import test_nonfinite
 import test_prefill
 import test_quantised_products as quantised
@@ -222,6 +223,21 @@ def integer_products() -> None:
         integer.test_an_end_inside_a_unit_adds_nothing("any", depth)
 
 
+def narrow_weights() -> None:
+    """Run tests of scales in 8, 16 and 32 bits, and of codes in 6."""
+    for form in (*narrow.SIX, narrow.Q4_0, narrow.Q4_K, *narrow.FORMS[1:8:6]):
+        narrow.test_every_weight_has_the_bits_of_the_definition("float16", form)
+
+
+def narrow_integers() -> None:
+    for form, num_rows in ((narrow.SIX[0], 3), (narrow.SIX[1], 65)):
+        narrow.test_integer_products("any", "float32", form, num_rows)
+
+
+def narrow_experts() -> None:
+    narrow.test_experts("any", "float16", narrow.SIX[0], False)
+
+
 def merges() -> None:
     """Run long decodes twice over the same counters, streamed and not."""
     shape = Shape("float16", 64, 2, 2, 16)
@@ -334,6 +350,9 @@ CHECKS: dict[str, Callable[..., None]] = {
             products,
             quantised_products,
             integer_products,
+            narrow_weights,
+            narrow_integers,
+            narrow_experts,
             merges,
             sinks,
             soft_caps,

@@ -69,8 +69,7 @@ def matrix_of(rows: QuantisedRows) -> QuantisedMatrix:
     parts = [(len(rows), rows.form)]
     [matrix] = load_parts(np, rows.shape, in_blocks(rows, 11), parts, np.dtype(np.float16))
     assert isinstance(matrix, QuantisedMatrix)
-    num_bytes = matrix.codes.nbytes + matrix.scales.nbytes
-    num_bytes += 0 if matrix.offsets is None else matrix.offsets.nbytes
+    num_bytes = sum(array.nbytes for array in matrix.arrays if array is not None)
     assert num_bytes == packed_bytes(rows.shape, rows.form)
     return matrix
 

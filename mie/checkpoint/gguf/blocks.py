@@ -167,21 +167,23 @@ def _mxfp4(blocks: Bytes) -> Parts:
     return FP4[_halves(blocks[:, 1:])], scales, None
 
 
-def _form(codes: Any, group: int, scale_bits: ScaleBits, has_offsets: bool = False) -> Form:
-    return Form(codes=codes, group=group, has_offsets=has_offsets, scale_bits=scale_bits)
+def _form(codes: Any, group: int, scale_bits: ScaleBits, **promises: bool) -> Form:
+    return Form(
+        codes=codes, group=group, scale_bits=scale_bits, **{"has_offsets": False} | promises
+    )
 
 
 FORMS: Mapping[str, Form] = {
     "Q8_0": _form("int8", 32, 16),
     "Q4_0": _form("int4", 32, 16),
     "Q4_1": _form("int4", 32, 16, has_offsets=True),
-    "Q5_0": _form("int8", 32, 16),
-    "Q5_1": _form("int8", 32, 16, has_offsets=True),
+    "Q5_0": _form("int8", 32, 16, has_six_bits=True),
+    "Q5_1": _form("int8", 32, 16, has_offsets=True, has_six_bits=True),
     "Q2_K": _form("int4", 16, 8, has_offsets=True),
     "Q3_K": _form("int4", 16, 8),
     "Q4_K": _form("int4", 32, 8, has_offsets=True),
-    "Q5_K": _form("int8", 32, 8, has_offsets=True),
-    "Q6_K": _form("int8", 16, 8),
+    "Q5_K": _form("int8", 32, 8, has_offsets=True, has_six_bits=True),
+    "Q6_K": _form("int8", 16, 8, has_six_bits=True),
     "IQ4_NL": _form("int8", 32, 16),
     "IQ4_XS": _form("int8", 32, 8),
     "MXFP4": _form("int8", 32, 32),

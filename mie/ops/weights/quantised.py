@@ -37,6 +37,8 @@ class Form:
 
     `UNIT_INPUTS` inputs share a unit for scales and one for offsets, and K is a multiple of them.
     """
+    has_six_bits: bool = False
+    """Whether codes of int8 are -32 … 31, or 0 … 63 with offsets. Some backends keep six bits."""
 
     @property
     def has_units(self) -> bool:

@@ -4,7 +4,7 @@
 //
 //   x                [P, K]     T      sorted rows
 //   weight                      C      dense [E, N, K], C being T, or E times the codes of a
-//   scales, offsets             float  quantised matrix [N, K], and its scales
+//   scales, units                      quantised matrix [N, K], and its scales
 //   bias             [E, N]     T      or null
 //   tiles            [most, 3]  int32
 //
@@ -40,7 +40,7 @@ struct ExpertTile {
       weight += (size_t)expert * width * all.depth;
       matrix.weight = reinterpret_cast<const uint4*>(weight);
     } else {
-      matrix = of_expert<typename W::C, W::OFFSETS>(all, expert, width);
+      matrix = of_expert<typename W::C, W::SPAN, W::OFFSETS, W::BITS>(all, expert, width);
     }
   }
 
@@ -52,15 +52,15 @@ struct ExpertTile {
 
 // out [P, F] = the gated activation of x . weight^T + bias, where N = 2 F: gate, then up. Tiles of
 // gates and of their ups take turns. If the matrices are quantised, F is a multiple of 16.
-template <typename T, typename C, int SPAN, bool OFFSETS, int TILES, bool VECTOR>
-__global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 || sizeof(T) == 4 ? 1 : 2)
+template <typename T, typename C, int SPAN, bool OFFSETS, int BITS, int TILES, bool VECTOR>
+__global__ void __launch_bounds__(32 * MAX_WARPS, BLOCKS<T, SPAN, OFFSETS, TILES>)
 experts_gated(const T* __restrict__ x, const uint4* __restrict__ weight,
-              const float* __restrict__ scales, const float* __restrict__ offsets,
+              const uint4* __restrict__ scales, const float* __restrict__ units,
               const T* __restrict__ bias, const int* __restrict__ tiles, T* __restrict__ out,
               int depth, int shift, int dim, int activation) {
-  using W = Way<T, C, SPAN, OFFSETS, TILES, false, VECTOR>;
+  using W = Way<T, C, SPAN, OFFSETS, BITS, TILES, false, VECTOR>;
   if (tiles[3 * blockIdx.x + 2] == 0) return;
-  const ExpertTile<W> tile(tiles, x, {weight, scales, offsets, depth, shift}, 2 * dim);
+  const ExpertTile<W> tile(tiles, x, {weight, scales, units, depth, shift}, 2 * dim);
   multiply_rows<W, false>(
       tile.rows, tile.matrix, ALONE, 2 * ((dim + TILE - 1) / TILE), 1,
       [&](int i) -> Outputs {
@@ -82,15 +82,15 @@ experts_gated(const T* __restrict__ x, const uint4* __restrict__ weight,
 }
 
 // out [P, N] = x . weight^T + bias
-template <typename T, typename C, int SPAN, bool OFFSETS, int TILES, bool VECTOR>
-__global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 || sizeof(T) == 4 ? 1 : 2)
+template <typename T, typename C, int SPAN, bool OFFSETS, int BITS, int TILES, bool VECTOR>
+__global__ void __launch_bounds__(32 * MAX_WARPS, BLOCKS<T, SPAN, OFFSETS, TILES>)
 experts_linear(const T* __restrict__ x, const uint4* __restrict__ weight,
-               const float* __restrict__ scales, const float* __restrict__ offsets,
+               const uint4* __restrict__ scales, const float* __restrict__ units,
                const T* __restrict__ bias, const int* __restrict__ tiles, T* __restrict__ out,
                int depth, int shift, int width) {
-  using W = Way<T, C, SPAN, OFFSETS, TILES, false, VECTOR>;
+  using W = Way<T, C, SPAN, OFFSETS, BITS, TILES, false, VECTOR>;
   if (tiles[3 * blockIdx.x + 2] == 0) return;
-  const ExpertTile<W> tile(tiles, x, {weight, scales, offsets, depth, shift}, width);
+  const ExpertTile<W> tile(tiles, x, {weight, scales, units, depth, shift}, width);
   multiply_rows<W, false>(
       tile.rows, tile.matrix, ALONE, (width + TILE - 1) / TILE, 1,
       [&](int i) -> Outputs { return {i * TILE, min(TILE, width - i * TILE)}; },

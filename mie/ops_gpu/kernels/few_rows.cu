@@ -4,7 +4,7 @@
 //   x                [R, K]   T
 //   norm             [K]      T      NORM: the rows are first normalised with these (rms_norm.cu)
 //   weight                    C      dense [N, K], C being T, or the codes of a quantised matrix
-//   scales, offsets           float  of a quantised matrix
+//   scales, units                    of a quantised matrix
 //   bias             [N]      T      or null
 //   changes          [R, N]   float  CHANGED: added to each row like a bias (adapters.cu)
 //   sums, arrived             float, int32: where blocks that share K meet (Sharing), or null
@@ -38,21 +38,21 @@ __device__ __forceinline__ float bias_of(const T* bias, int n, const float* chan
 }
 
 // out [R, stride] = x . weight^T + bias, plus what is in `out` if is_added, in its first N columns.
-template <typename T, typename C, int SPAN, bool OFFSETS, int TILES, bool NORM, bool VECTOR,
-          bool CHANGED = false>
-__global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 || sizeof(T) == 4 ? 1 : 2)
+template <typename T, typename C, int SPAN, bool OFFSETS, int BITS, int TILES, bool NORM,
+          bool VECTOR, bool CHANGED = false>
+__global__ void __launch_bounds__(32 * MAX_WARPS, BLOCKS<T, SPAN, OFFSETS, TILES>)
 few_rows_linear(const T* __restrict__ x, const T* __restrict__ norm,
-                const uint4* __restrict__ weight, const float* __restrict__ scales,
-                const float* __restrict__ offsets, const T* __restrict__ bias,
+                const uint4* __restrict__ weight, const uint4* __restrict__ scales,
+                const float* __restrict__ units, const T* __restrict__ bias,
                 const float* __restrict__ changes, T* __restrict__ out, float* sums, int* arrived,
                 int num_rows, int depth, int shift, int is_kept, int width, int stride,
                 int is_added, float eps) {
-  using W = Way<T, C, SPAN, OFFSETS, TILES, NORM, VECTOR>;
+  using W = Way<T, C, SPAN, OFFSETS, BITS, TILES, NORM, VECTOR>;
   const Rows<T> rows = rows_of<W>(x, norm, num_rows, depth, eps);
   const int first_row = blockIdx.x * W::ROWS;
   T* block_out = out + (size_t)first_row * stride;
   multiply_rows<W>(
-      rows, {weight, scales, offsets, depth, shift}, {sums, arrived, (int)gridDim.z, is_kept != 0},
+      rows, {weight, scales, units, depth, shift}, {sums, arrived, (int)gridDim.z, is_kept != 0},
       (width + TILE - 1) / TILE, 1,
       [&](int tile) -> Outputs { return {tile * TILE, min(TILE, width - tile * TILE)}; },
       [&](auto get, int first, int count) {
@@ -70,20 +70,20 @@ few_rows_linear(const T* __restrict__ x, const T* __restrict__ norm,
 
 // out [R, F] = silu(gate) * up, where the matrix [2 F, K] gives gate, then up (activation.cuh).
 // Tiles of gates and of their ups take turns. If the matrix is quantised, F is a multiple of 16.
-template <typename T, typename C, int SPAN, bool OFFSETS, int TILES, bool NORM, bool VECTOR,
-          bool CHANGED = false>
-__global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 || sizeof(T) == 4 ? 1 : 2)
+template <typename T, typename C, int SPAN, bool OFFSETS, int BITS, int TILES, bool NORM,
+          bool VECTOR, bool CHANGED = false>
+__global__ void __launch_bounds__(32 * MAX_WARPS, BLOCKS<T, SPAN, OFFSETS, TILES>)
 few_rows_gated(const T* __restrict__ x, const T* __restrict__ norm,
-               const uint4* __restrict__ weight, const float* __restrict__ scales,
-               const float* __restrict__ offsets, const T* __restrict__ bias,
+               const uint4* __restrict__ weight, const uint4* __restrict__ scales,
+               const float* __restrict__ units, const T* __restrict__ bias,
                const float* __restrict__ changes, T* __restrict__ out, float* sums, int* arrived,
                int num_rows, int depth, int shift, int is_kept, int dim, float eps) {
-  using W = Way<T, C, SPAN, OFFSETS, TILES, NORM, VECTOR>;
+  using W = Way<T, C, SPAN, OFFSETS, BITS, TILES, NORM, VECTOR>;
   const Rows<T> rows = rows_of<W>(x, norm, num_rows, depth, eps);
   const int first_row = blockIdx.x * W::ROWS;
   T* block_out = out + (size_t)first_row * dim;
   multiply_rows<W>(
-      rows, {weight, scales, offsets, depth, shift}, {sums, arrived, (int)gridDim.z, is_kept != 0},
+      rows, {weight, scales, units, depth, shift}, {sums, arrived, (int)gridDim.z, is_kept != 0},
       2 * ((dim + TILE - 1) / TILE), 1,
       [&](int tile) -> Outputs {
         const int n = tile / 2 * TILE;
@@ -108,11 +108,11 @@ few_rows_gated(const T* __restrict__ x, const T* __restrict__ norm,
 // values written to the cache, as in rope_write_kv.cu, which names the arguments. Tiles of a head's
 // elements i and i + Dh/2 take turns, and `tiles` of them are a head, of which the last may be
 // empty. `width` is that of the matrix, as a number because registers are scarce. If the matrix is quantised, Dh is a multiple of 32.
-template <typename T, typename C, int SPAN, bool OFFSETS, int TILES, bool NORM, bool VECTOR,
-          bool CHANGED = false>
-__global__ void __launch_bounds__(32 * MAX_WARPS, TILES == 4 || sizeof(T) == 4 ? 1 : 2)
+template <typename T, typename C, int SPAN, bool OFFSETS, int BITS, int TILES, bool NORM,
+          bool VECTOR, bool CHANGED = false>
+__global__ void __launch_bounds__(32 * MAX_WARPS, BLOCKS<T, SPAN, OFFSETS, TILES>)
 few_rows_qkv(const T* __restrict__ x, const T* __restrict__ norm, const uint4* __restrict__ weight,
-             const float* __restrict__ scales, const float* __restrict__ offsets,
+             const uint4* __restrict__ scales, const float* __restrict__ units,
              const T* __restrict__ bias, const float* __restrict__ changes,
              const T* __restrict__ q_norm, const T* __restrict__ k_norm,
              const float* __restrict__ table,
@@ -120,12 +120,12 @@ few_rows_qkv(const T* __restrict__ x, const T* __restrict__ norm, const uint4* _
              T* __restrict__ kv, float* sums, int* arrived, int num_rows, int depth, int shift,
              int is_kept, int num_heads, int num_kv_heads, int head_dim, int tiles, int block_size,
              int width, float eps) {
-  using W = Way<T, C, SPAN, OFFSETS, TILES, NORM, VECTOR>;
+  using W = Way<T, C, SPAN, OFFSETS, BITS, TILES, NORM, VECTOR>;
   const Rows<T> rows = rows_of<W>(x, norm, num_rows, depth, eps);
   const int half = head_dim / 2, num_all = num_heads + 2 * num_kv_heads;
   const int meeting = k_norm == nullptr ? 1 : tiles / W::MT;  // sets of a whole head
   multiply_rows<W>(
-      rows, {weight, scales, offsets, depth, shift}, {sums, arrived, (int)gridDim.z, is_kept != 0},
+      rows, {weight, scales, units, depth, shift}, {sums, arrived, (int)gridDim.z, is_kept != 0},
       tiles * num_all, meeting,
       [&](int tile) -> Outputs {
         const int head = tile / tiles, i = tile % tiles / 2 * TILE;

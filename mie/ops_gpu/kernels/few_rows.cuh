@@ -24,12 +24,18 @@
 
 constexpr int MAX_WARPS = 8;
 
+// Blocks of a multiprocessor, as many as the registers allow.
+template <typename T, int SPAN, bool OFFSETS, int TILES>
+constexpr int BLOCKS = TILES == 4 || sizeof(T) == 4 ||
+                       (TILES == 2 && SPAN == 32 && OFFSETS && !IS_SAME<T, f16>) ? 1 : 2;
+
 // How a kernel computes. SPAN inputs of a unit share a scale.
-template <typename T_, typename C_, int SPAN_, bool OFFSETS_, int TILES_, bool NORM_, bool VECTOR_>
+template <typename T_, typename C_, int SPAN_, bool OFFSETS_, int BITS_, int TILES_, bool NORM_,
+          bool VECTOR_>
 struct Way {
   using T = T_;
   using C = C_;
-  static constexpr int SPAN = SPAN_, TILES = TILES_, ROWS = 8 * TILES;
+  static constexpr int SPAN = SPAN_, BITS = BITS_, TILES = TILES_, ROWS = 8 * TILES;
   static constexpr bool OFFSETS = OFFSETS_, NORM = NORM_, VECTOR = VECTOR_;
   static constexpr bool DENSE = IS_SAME<T, C>, FLOAT = sizeof(T) == 4;
   // bf16 rows are multiplied with codes as f16, and need its range.
@@ -42,7 +48,7 @@ struct Way {
   // A row of a slice of x. Eight rows of 16 bytes (of 8, if the steps are apart) share no bank.
   static constexpr int ROW_BYTES = MAX_WARPS * UNIT * sizeof(T) + (SPAN == 16 ? 32 : 64);
   static constexpr int SLICE_BYTES = ROWS * ROW_BYTES;
-  using Tile = Weights<T, C, SPAN, OFFSETS, VECTOR>;
+  using Tile = Weights<T, C, SPAN, OFFSETS, BITS, VECTOR>;
 };
 
 // The rows of x that a block multiplies, and how they are normalised first (norm null: not at all).
@@ -223,7 +229,7 @@ struct Sums {  // on tensor cores: lane (g, t) has the outputs g, g + 8 and the 
     }
     if (W::DENSE || next >= last) return;
 #pragma unroll
-    for (int m = 0; m < MT; ++m) tiles[m].load_scales(matrix, next);
+    for (int m = 0; m < MT; ++m) tiles[m].load_scales(matrix);
   }
 
   // Adds the sums of a span, times its scale, and begins the next span's.
@@ -236,9 +242,9 @@ struct Sums {  // on tensor cores: lane (g, t) has the outputs g, g + 8 and the 
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           float& to = acc[m][n][e];
-          to = __fmaf_rn(part[m][n][e], tiles[m].scales.value[span][e / 2], to);
+          to = __fmaf_rn(part[m][n][e], tiles[m].scales.scale(span, e / 2), to);
           if constexpr (W::OFFSETS)
-            to = __fmaf_rn(sum[n][e], tiles[m].offsets.value[span][e / 2], to);
+            to = __fmaf_rn(sum[n][e], tiles[m].scales.offset(span, e / 2), to);
           part[m][n][e] = 0.0f;
         }
 #pragma unroll
@@ -286,8 +292,8 @@ struct Sums<W, true> {  // in float32, which tensor cores would round: a lane ha
 #pragma unroll
               for (int j = 0; j < 4; ++j) {
                 float weight = tiles[m].unit.template value<W::OFFSETS>(c, s, half, j);
-                if constexpr (!W::DENSE) weight *= tiles[m].scales.value[span][half];
-                if constexpr (W::OFFSETS) weight += tiles[m].offsets.value[span][half];
+                if constexpr (!W::DENSE) weight *= tiles[m].scales.scale(span, half);
+                if constexpr (W::OFFSETS) weight += tiles[m].scales.offset(span, half);
                 acc[m][half][row] = __fmaf_rn(weight, four[j], acc[m][half][row]);
               }
         }
@@ -296,7 +302,7 @@ struct Sums<W, true> {  // in float32, which tensor cores would round: a lane ha
 #pragma unroll
     for (int m = 0; m < MT; ++m) {
       tiles[m].load(matrix, next);
-      tiles[m].load_scales(matrix, next);
+      tiles[m].load_scales(matrix);
     }
   }
 
@@ -351,7 +357,7 @@ __device__ __forceinline__ void multiply_rows(const Rows<typename W::T>& rows, c
       tiles[m].begin(matrix, outputs_of(set * MT + m), first, threadIdx.x % 32 / 4);
       if (first >= last) continue;
       tiles[m].load(matrix, first);
-      tiles[m].load_scales(matrix, first);
+      tiles[m].load_scales(matrix);
     }
   };
   turn_to(blockIdx.y);  // the weights are on their way while the rows are measured

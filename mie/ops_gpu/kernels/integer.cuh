@@ -16,16 +16,16 @@
 #pragma once
 
 // How a kernel computes: the type C of codes, and the SPAN of inputs of a unit with one scale.
-template <typename T, typename C_, int SPAN_, bool OFFSETS_>
+template <typename T, typename C_, int SPAN_, bool OFFSETS_, int BITS>
 struct IntegerWay {
   using C = C_;
   static constexpr int SPAN = SPAN_, SEGMENT = SPAN < CHUNK ? SPAN : CHUNK;
   static constexpr int SEGMENTS = CHUNK / SEGMENT;  // of a chunk
   static constexpr bool OFFSETS = OFFSETS_;
-  // Nibbles without offsets count from -8, which is as much as x's codes times -8.
-  static constexpr int CENTRE = IS_SAME<C, nibbles> && !OFFSETS ? 8 : 0;
-  static constexpr bool NEEDS_SUMS = OFFSETS || CENTRE != 0;
-  using Tile = Weights<T, C, SPAN, OFFSETS, true>;
+  // Codes without offsets may count from -8 or -32, which is as much as x's codes times that.
+  static constexpr int FROM = OFFSETS ? 0 : CENTRE<C>;
+  static constexpr bool NEEDS_SUMS = OFFSETS || FROM != 0;
+  using Tile = Weights<T, C, SPAN, OFFSETS, BITS, true>;
 };
 
 // Consecutive rows of records.
@@ -39,7 +39,8 @@ struct RoundedRows {
 };
 
 // The second operand of a chunk: the codes of eight rows, of which this lane has row g. W's
-// nibbles come in the order 0, 2, 1, 3 of four inputs, so x's codes take the same order.
+// codes of four and six bits come in the order 0, 2, 1, 3 of four inputs, so x's codes take the
+// same order.
 template <typename W>
 __device__ __forceinline__ void codes_of(unsigned (&b)[2], const Record& record, int chunk) {
   const int t = threadIdx.x % 4;
@@ -49,7 +50,7 @@ __device__ __forceinline__ void codes_of(unsigned (&b)[2], const Record& record,
     const uint2 eight = *reinterpret_cast<const uint2*>(&record.codes[8 * chunk + 2 * t]);
     b[0] = eight.x, b[1] = eight.y;
   }
-  if constexpr (IS_SAME<typename W::C, nibbles>)
+  if constexpr (CENTRE<typename W::C> != 0)
     b[0] = __byte_perm(b[0], 0u, 0x3120), b[1] = __byte_perm(b[1], 0u, 0x3120);
 }
 
@@ -74,7 +75,7 @@ __device__ __forceinline__ void terms_of(float (&terms)[W::SEGMENTS][4],
         sum[row] = W::SEGMENTS == 1 ? chunk_sum(sums[row]) : half_sum(sums[row], s);
     }
 #pragma unroll
-    for (int e = 0; e < 4; ++e) d[e] = BITS - W::CENTRE * sum[e % 2];
+    for (int e = 0; e < 4; ++e) d[e] = BITS - W::FROM * sum[e % 2];
     if constexpr (W::SEGMENTS == 1) {
       mma_m16n8k32(d, a, b);
     } else {
@@ -85,9 +86,9 @@ __device__ __forceinline__ void terms_of(float (&terms)[W::SEGMENTS][4],
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const float number = __int_as_float(d[e]) - UNITS;
-      float term = ieee_mul(number, tile.scales.value[span][e / 2]);
+      float term = ieee_mul(number, tile.scales.scale(span, e / 2));
       if constexpr (W::OFFSETS)
-        term = ieee_fma(static_cast<float>(sum[e % 2]), tile.offsets.value[span][e / 2], term);
+        term = ieee_fma(static_cast<float>(sum[e % 2]), tile.scales.offset(span, e / 2), term);
       terms[s][e] = term;
     }
   }
@@ -110,7 +111,7 @@ __device__ __forceinline__ void multiply_few(const RoundedRows& rows, const Matr
   unsigned codes[2][TILES][2], sums[2][TILES][2] = {};  // of x, by chunk
   auto load = [&](int k) {
 #pragma unroll
-    for (int m = 0; m < MT; ++m) tiles[m].load(matrix, k), tiles[m].load_scales(matrix, k);
+    for (int m = 0; m < MT; ++m) tiles[m].load(matrix, k), tiles[m].load_scales(matrix);
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const int record = k / RECORD, chunk = k % RECORD / CHUNK + c;
@@ -215,7 +216,7 @@ __device__ __forceinline__ void multiply_many(const RoundedRows& rows, const Mat
     const int left = width - (tile + m) * TILE;  // may be none
     tiles[m].begin(matrix, {(tile + m) * TILE, min(TILE, left)}, 0, g);
     if (matrix.depth == 0) continue;
-    tiles[m].load(matrix, 0), tiles[m].load_scales(matrix, 0);
+    tiles[m].load(matrix, 0), tiles[m].load_scales(matrix);
   }
   for (int i = 0; i < STAGES - 1; ++i) copy(i);
 
@@ -258,7 +259,7 @@ __device__ __forceinline__ void multiply_many(const RoundedRows& rows, const Mat
       for (int m = 0; m < MT; ++m) {
         tiles[m].advance(matrix, k, UNIT);
         if (k + UNIT >= matrix.depth) continue;
-        tiles[m].load(matrix, k + UNIT), tiles[m].load_scales(matrix, k + UNIT);
+        tiles[m].load(matrix, k + UNIT), tiles[m].load_scales(matrix);
       }
     }
   }

@@ -1,7 +1,7 @@
 // Rows of a quantised matrix (weights.cuh) as numbers of the activations' type: all of some tiles,
 // for cuBLAS, or the rows of an embedding.
 //
-//   weight, scales, offsets    the matrix
+//   weight, scales, units      the matrix
 //   rows     [R]      int32    the rows to gather
 //   out      [R, K]   T        rounded once
 //
@@ -19,8 +19,8 @@ struct alignas(4 * sizeof(T)) Four {
 };
 
 // Writes a lane's share of a unit, for one half of the outputs.
-template <typename T, typename C, int SPAN, bool OFFSETS>
-__device__ __forceinline__ void write_unit(const Weights<T, C, SPAN, OFFSETS, true>& weights,
+template <typename T, typename C, int SPAN, bool OFFSETS, int BITS>
+__device__ __forceinline__ void write_unit(const Weights<T, C, SPAN, OFFSETS, BITS, true>& weights,
                                            int half, T* row, int k, int depth) {
   const int t = threadIdx.x % 4;
 #pragma unroll
@@ -32,8 +32,8 @@ __device__ __forceinline__ void write_unit(const Weights<T, C, SPAN, OFFSETS, tr
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         float value = weights.unit.template value<OFFSETS>(c, s, half, j);
-        value *= weights.scales.value[span][half];
-        if constexpr (OFFSETS) value += weights.offsets.value[span][half];
+        value *= weights.scales.scale(span, half);
+        if constexpr (OFFSETS) value += weights.scales.offset(span, half);
         four.elements[j] = from_float<T>(value);
       }
       if (depth % 4 == 0) {
@@ -46,19 +46,19 @@ __device__ __forceinline__ void write_unit(const Weights<T, C, SPAN, OFFSETS, tr
     }
 }
 
-template <typename T, typename C, int SPAN, bool OFFSETS>
-__global__ void widen_weights(const uint4* __restrict__ weight, const float* __restrict__ scales,
-                              const float* __restrict__ offsets, T* __restrict__ out, int first,
+template <typename T, typename C, int SPAN, bool OFFSETS, int BITS>
+__global__ void widen_weights(const uint4* __restrict__ weight, const uint4* __restrict__ scales,
+                              const float* __restrict__ units, T* __restrict__ out, int first,
                               int num_rows, int depth, int shift) {
-  const Matrix matrix{weight, scales, offsets, depth, shift};
+  const Matrix matrix{weight, scales, units, depth, shift};
   const int g = threadIdx.x % 32 / 4;
   const int k = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * UNIT;
   if (k >= depth) return;
   const Outputs tile{(int)(first + blockIdx.y) * TILE, TILE};
-  Weights<T, C, SPAN, OFFSETS, true> weights;
+  Weights<T, C, SPAN, OFFSETS, BITS, true> weights;
   weights.begin(matrix, tile, k, g);
   weights.load(matrix, k);
-  weights.load_scales(matrix, k);
+  weights.load_scales(matrix);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = blockIdx.y * TILE + g + 8 * half;
@@ -66,18 +66,18 @@ __global__ void widen_weights(const uint4* __restrict__ weight, const float* __r
   }
 }
 
-template <typename T, typename C, int SPAN, bool OFFSETS>
-__global__ void gather_weights(const uint4* __restrict__ weight, const float* __restrict__ scales,
-                               const float* __restrict__ offsets, const int* __restrict__ rows,
+template <typename T, typename C, int SPAN, bool OFFSETS, int BITS>
+__global__ void gather_weights(const uint4* __restrict__ weight, const uint4* __restrict__ scales,
+                               const float* __restrict__ units, const int* __restrict__ rows,
                                T* __restrict__ out, int depth, int shift) {
-  const Matrix matrix{weight, scales, offsets, depth, shift};
+  const Matrix matrix{weight, scales, units, depth, shift};
   const int row = rows[blockIdx.x];
   const Outputs tile{row / TILE * TILE, TILE};
   for (int i = threadIdx.x / 4; i * UNIT < depth; i += blockDim.x / 4) {
-    Weights<T, C, SPAN, OFFSETS, true> weights;
+    Weights<T, C, SPAN, OFFSETS, BITS, true> weights;
     weights.begin(matrix, tile, i * UNIT, row % 8);
     weights.load(matrix, i * UNIT);
-    weights.load_scales(matrix, i * UNIT);
+    weights.load_scales(matrix);
     write_unit(weights, row / 8 % 2, out + (size_t)blockIdx.x * depth, i * UNIT, depth);
   }
 }
