@@ -118,10 +118,10 @@ class CupyExperts(ExpertOperators):
     def compute(self, x: Array, routed: Array, weights: ExpertWeights, residual: Array) -> Array:
         w, element = weights, kernel_type(x)
         few = element == "float" or routed.shape[0] * w.num_chosen <= FEW_ROWS * w.number
-        at = self._sorted_rows(x, routed, w.number, FEW_ROWS if few else MANY_ROWS)
+        at = self.sorted_rows(x, routed, w.number, FEW_ROWS if few else MANY_ROWS)
         h = self._gated(at, w)
         h = self.whole(h, w.down.shape[1])
-        results = self._multiply("linear", at, h, w.down, "expert results", w.down.shape[0])
+        results = self.multiply("linear", at, h, w.down, "expert results", w.down.shape[0])
         results = self.whole(results, residual.shape[1])
         num_tokens, dim = residual.shape
         threads = block_threads(dim)
@@ -131,7 +131,7 @@ class CupyExperts(ExpertOperators):
         add(grid, (threads,), (*args, *sizes))
         return residual
 
-    def _sorted_rows(self, x: Array, routed: Array, number: int, tile_rows: int) -> SortedRows:
+    def sorted_rows(self, x: Array, routed: Array, number: int, tile_rows: int) -> SortedRows:
         num_tokens, _, num_chosen = routed.shape
         num_rows, integer = num_tokens * num_chosen, np.dtype(np.int32)
         most = most_tiles(num_rows, number, tile_rows)
@@ -152,12 +152,12 @@ class CupyExperts(ExpertOperators):
         # A tile of a quantised matrix has outputs of one half. Integer products are not gated.
         is_uneven = isinstance(matrices.matrix, QuantisedMatrix) and dim % TILE
         if is_uneven or self._products.rounds(matrices.matrix):
-            both = self._multiply("linear", at, at.rows, matrices, "expert gates", 2 * dim)
+            both = self.multiply("linear", at, at.rows, matrices, "expert gates", 2 * dim)
             return self.backend.activate(both, activation)
         kind = ACTIVATIONS.index(activation)
-        return self._multiply("gated", at, at.rows, matrices, "expert gates", dim, kind)
+        return self.multiply("gated", at, at.rows, matrices, "expert gates", dim, kind)
 
-    def _multiply(
+    def multiply(
         self,
         name: str,
         at: SortedRows,

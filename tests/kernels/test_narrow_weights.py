@@ -147,8 +147,8 @@ def test_experts(mode: str, dtype: str, form: Form, is_few: bool):
     routed = np.stack([np.arange(num_tokens) % 3, np.ones(num_tokens)], axis=1)
     routed = routed.astype(np.float32).reshape(num_tokens, 2, 1)
     x = (normal(dtype, num_tokens, 512) / 1024).astype(DTYPES[dtype])
-    at = backend.experts._sorted_rows(x, routed, 3, 8 if is_few or dtype == "float32" else 32)
-    got = backend.experts._multiply("linear", at, at.rows, loaded.gate_up, "test", 40)
+    at = backend.experts.sorted_rows(x, routed, 3, 8 if is_few or dtype == "float32" else 32)
+    got = backend.experts.multiply("linear", at, at.rows, loaded.gate_up, "test", 40)
     for token in range(num_tokens):
         wanted = wide(x[token]) @ wide(dequantise(scaled[token % 3])).T
         check(got[at.places[token]], wanted, dtype)
