@@ -132,6 +132,7 @@ class CupyExperts(ExpertOperators):
         return residual
 
     def sorted_rows(self, x: Array, routed: Array, number: int, tile_rows: int) -> SortedRows:
+        """Return the rows [T k, D] of tokens x [T, D] in the order of their experts."""
         num_tokens, _, num_chosen = routed.shape
         num_rows, integer = num_tokens * num_chosen, np.dtype(np.int32)
         most = most_tiles(num_rows, number, tile_rows)
