@@ -47,8 +47,8 @@ def measure(benchmark: str, model: str, run: Run) -> Iterator[Row]:
 
 def _ifeval(llm: LLM, model: str, run: Run, size: int, params: SamplingParams) -> Iterator[Row]:
     samples = _sample(run.path("ifeval.jsonl").read_text(encoding="utf-8").splitlines(), size)
+    check, registry = _checkers()  # first: a missing package must not cost the answers
     outputs = _answers(llm, model, [[_said("user", each["prompt"])] for each in samples], params)
-    check, registry = _checkers()
     followed, prompts, unchecked = [], [], 0
     for sample, output in zip(samples, outputs, strict=True):
         results = []
