@@ -19,7 +19,16 @@ from numba.extending import intrinsic
 
 from mie.ops_jit.kernels.dots import Dot
 from mie.ops_jit.kernels.formats import Format
-from mie.ops_jit.kernels.panels import Columns, Vectors, ceil_div, headers_of, least, loop, prefetch
+from mie.ops_jit.kernels.panels import (
+    Columns,
+    Vectors,
+    ceil_div,
+    headers_of,
+    least,
+    loop,
+    over_groups,
+    prefetch,
+)
 from mie.ops_jit.kernels.products import emit_shapes, places_of_rows
 from mie.ops_jit.kernels.vectors import (
     F32,
@@ -115,10 +124,10 @@ def _emit_tile(
                 totals.append(fused(b, term, scale, state[r * width + c]))
         return totals
 
-    def group(index: ir.Value, state: Vectors) -> Vectors:
-        headers, codes = headers_of(b, fmt, columns, index, ahead)
+    def group(number: ir.Value, own: Vectors, index: ir.Value, state: Vectors) -> Vectors:
+        headers, codes = headers_of(b, fmt, columns, own, index, ahead)
         size = fmt.code_bytes // per_group
-        begin = b.mul(index, I64(per_group))
+        begin = b.mul(number, I64(per_group))
 
         def step(i: ir.Value, state: Vectors) -> Vectors:
             own = [b.add(each, b.mul(i, I64(size))) for each in codes]
@@ -130,7 +139,7 @@ def _emit_tile(
         return loop(b, least(b, b.sub(segments, begin), I64(per_group)), step, state)
 
     none = [splat(F32, 0.0, dot.lanes)] * (rows * width)
-    totals = iter(loop(b, ceil_div(b, segments, per_group), group, none))
+    totals = iter(over_groups(b, fmt, [w], ceil_div(b, segments, per_group), none, group))
     for r in range(rows):
         for c in range(width):
             to = b.add(out, I64(256 * r + 4 * dot.lanes * c))

@@ -104,10 +104,10 @@ def over_inputs(
         none = [()] * (len(columns.panels) * len(columns.firsts))
         return over_loads(I64(0), count, columns.panels, none, state)
 
-    def step(group: ir.Value, state: Vectors) -> Vectors:
+    def step(group: ir.Value, own: Vectors, index: ir.Value, state: Vectors) -> Vectors:
         begin = b.mul(group, I64(fmt.group))
         number = least(b, b.sub(count, begin), I64(fmt.group))
-        headers, codes = headers_of(b, fmt, columns, group, ahead)
+        headers, codes = headers_of(b, fmt, columns, own, index, ahead)
         if fmt.is_in_place:
             return _over_words(
                 b, fmt, columns, headers, codes, ahead, keeps_offsets, begin, number, state, use
@@ -119,7 +119,29 @@ def over_inputs(
             ]
         return over_loads(begin, number, codes, loaded, state)
 
-    return loop(b, ceil_div(b, count, fmt.group), step, state)
+    return over_groups(b, fmt, columns.panels, ceil_div(b, count, fmt.group), state, step)
+
+
+def over_groups(
+    b: ir.IRBuilder, fmt: Format, panels: Vectors, count: ir.Value, state: Vectors,
+    use: Callable[[ir.Value, Vectors, ir.Value, Vectors], Vectors],
+) -> Vectors:  # fmt: skip
+    """Emit state = use(group, own, index, state) for the first ``count`` groups of panels.
+
+    ``own`` is where the groups begin that are together with the group in each panel, and ``index``
+    is the number of the group among them.
+    """
+    num_together = fmt.together // fmt.group
+
+    def step(i: ir.Value, state: Vectors) -> Vectors:
+        own = [b.add(each, b.mul(i, I64(fmt.bytes_together))) for each in panels]
+        if num_together == 1:
+            return use(i, own, I64(0), state)
+        first = b.mul(i, I64(num_together))
+        number = least(b, b.sub(count, first), I64(num_together))
+        return loop(b, number, lambda j, state: use(b.add(first, j), own, j, state), state)
+
+    return loop(b, ceil_div(b, count, num_together), step, state)
 
 
 def widener(fmt: Format) -> Any:
@@ -146,13 +168,13 @@ def widener(fmt: Format) -> Any:
 
 
 def headers_of(
-    b: ir.IRBuilder, fmt: Format, columns: Columns, group: ir.Value, ahead: Any
+    b: ir.IRBuilder, fmt: Format, columns: Columns, own: Vectors, index: ir.Value, ahead: Any
 ) -> tuple[Sequence[Sequence[Load]], Sequence[ir.Value]]:
-    """Return how to load each column's scales and offsets, and where each panel's codes are."""
-    panels, lanes_ = columns.panels, columns.lanes
-    num_groups = fmt.together // fmt.group
-    unit, index = b.udiv(group, I64(num_groups)), b.urem(group, I64(num_groups))
-    own = [b.add(each, b.mul(unit, I64(fmt.bytes_together))) for each in panels]
+    """Return how to load each column's scales and offsets, and where each panel's codes are.
+
+    The group is number ``index`` of those that begin at ``own``.
+    """
+    lanes_, num_groups = columns.lanes, fmt.together // fmt.group
     # There are at least as many groups as lines of a header, and each of several prefetches one.
     lines = fmt.header_bytes // 64 if num_groups == 1 else 1
     prefetch(b, [b.add(each, b.shl(index, I64(6))) for each in own], ahead, lines)
