@@ -192,7 +192,7 @@ NEUTRAL: Mapping[str, Mapping[str, str]] = {
         NO_WATERMARK: "watermarking=None|False",
     },
     "calls": {
-        "only generate, chat, enqueue, stream and add_request take adapters": "lora_request=None",
+        "only methods that generate take adapters": "lora_request=None",
         TEXT_ONLY: "mm_processor_kwargs=None|{}",
         ONE_DEVICE: (
             "data_parallel_rank=None enable_multiprocessing=False start_engine_loop=True "

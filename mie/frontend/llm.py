@@ -224,7 +224,7 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams,
-        lora_request: None = None,
+        lora_request: Loras = None,
         use_tqdm: bool | Callable[..., Any] = False,
         concurrency_limit: int | None = None,
         priority: int | Sequence[int] | None = None,
@@ -232,15 +232,16 @@ class LLM:
         """Search for the most likely continuations of each prompt.
 
         Beams share the blocks of their prompt and of their common beginning. At most
-        ``concurrency_limit`` prompts are searched at a time.
+        ``concurrency_limit`` prompts are searched at a time. ``lora_request`` is the adapter of all
+        prompts, or a list with one or None for each.
 
         Raises:
-            ConfigError: ``lora_request`` is given, or ``concurrency_limit`` is not positive.
-            RequestError: a prompt could never be served.
+            ConfigError: ``concurrency_limit`` is not positive.
+            RequestError: a prompt could never be served, or an adapter was removed during the
+                search.
             RequestFailedError: a beam failed.
         """
-        refuse_options(LLM.beam_search, {"lora_request": lora_request})
-        prepared = self._prepared(prompts, SamplingParams(), priority)
+        prepared = self._prepared(prompts, SamplingParams(), priority, lora_request)
         searcher = BeamSearcher(self.loop, self.tokenizer, params)
         return searcher.run_all(prepared, use_tqdm, concurrency_limit)
 

@@ -48,7 +48,7 @@ OF_OBJECTS = {
 """Attributes that only an object has."""
 WITH_ADAPTERS = (
     *("LLM.generate", "LLM.chat", "LLM.enqueue", "LLM.enqueue_chat"),
-    *("LLMEngine.add_request", "AsyncLLM.generate"),
+    *("LLM.beam_search", "LLMEngine.add_request", "AsyncLLM.generate"),
 )
 """Methods that take adapters."""
 

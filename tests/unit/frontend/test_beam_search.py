@@ -5,10 +5,11 @@ import random
 
 import naive
 import pytest
+from adapter_files import merged, random_adapter, write_peft
 from audit import check_scheduler
 from interrupts import KINDS, Injector, handlers
 
-from mie import LLM, BeamSearchParams
+from mie import LLM, BeamSearchParams, LoRARequest
 from mie.errors import ConfigError, RequestError, RequestFailedError
 
 EOS = 3
@@ -40,11 +41,15 @@ def assert_equal_to_brute_force(llm, model, prompts, limit=10**9, **params):
         expected = naive.beam_search(
             model.config, model.weights, prompt, params, eos={EOS}, limit=limit
         )
-        found = [(beam.tokens, beam.cum_logprob, beam.finish_reason) for beam in output.sequences]
-        assert [beam[::2] for beam in found] == [beam[::2] for beam in expected]
-        assert [beam[1] for beam in found] == pytest.approx([beam[1] for beam in expected])
+        assert_beams(output, expected)
     assert_nothing_is_held(llm)
     return outputs
+
+
+def assert_beams(output, expected):
+    found = [(beam.tokens, beam.cum_logprob, beam.finish_reason) for beam in output.sequences]
+    assert [beam[::2] for beam in found] == [beam[::2] for beam in expected]
+    assert [beam[1] for beam in found] == pytest.approx([beam[1] for beam in expected])
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral_window", "qwen2", "qwen3_tied"])
@@ -136,11 +141,44 @@ def test_a_refused_prompt_leaves_nothing(llama):
     with pytest.raises(RequestError, match="token id 99"):
         llama.beam_search([PROMPT, [99]], params)
     assert not llama.has_work
-    with pytest.raises(ConfigError, match="lora_request is not supported"):
+    with pytest.raises(RequestError, match="lora_request must be a LoRARequest; got 'adapter'"):
         llama.beam_search([PROMPT], params, lora_request="adapter")
     with pytest.raises(ConfigError, match="concurrency_limit must be an integer at least 1"):
         llama.beam_search([PROMPT], params, concurrency_limit=0)
     assert llama.beam_search([], params) == []
+
+
+def poet_of(model, folder):
+    """Return a random adapter of a model, and the weights with the adapter."""
+    arrays = random_adapter(model.weights, 1, size=2.0)
+    own = LoRARequest("poet", 1, str(write_peft(folder / "poet", arrays)))
+    return own, merged(model.weights, arrays, 1.0)
+
+
+def test_beams_with_an_adapter_equal_those_of_the_merged_weights(tiny, tmp_path):
+    model, params = tiny["llama"], {"beam_width": 3, "max_tokens": 6}
+    own, weights = poet_of(model, tmp_path)
+    llm = load(model, enable_lora=True)
+    outputs = llm.beam_search(
+        [PROMPT, PROMPT], BeamSearchParams(**params), lora_request=[None, own]
+    )
+    expected = [
+        naive.beam_search(model.config, each, PROMPT, params, eos={EOS}, limit=10**9)
+        for each in (model.weights, weights)
+    ]
+    assert expected[0][0] != expected[1][0]
+    for output, beams in zip(outputs, expected, strict=True):
+        assert_beams(output, beams)
+    assert_nothing_is_held(llm)
+
+
+def test_a_search_whose_adapter_is_removed_is_refused_and_leaves_nothing(tiny, tmp_path):
+    own, _ = poet_of(tiny["llama"], tmp_path)
+    llm = load(tiny["llama"], enable_lora=True)
+    llm.engine.observers.append(lambda stats: llm.engine.adapters.remove("poet"))
+    with pytest.raises(RequestError, match="adapter poet was removed"):
+        llm.beam_search(PROMPT, BeamSearchParams(beam_width=2, max_tokens=4), lora_request=own)
+    assert_nothing_is_held(llm)
 
 
 def test_an_aborted_beam_fails_the_search_and_leaves_nothing(tiny):

@@ -209,7 +209,7 @@ def test_chat_refuses_unknown_parameters(llm, method, option, message):
 def test_only_methods_that_generate_take_adapters(llm):
     with pytest.raises(RequestError, match="lora_request must be a LoRARequest; got 'x'"):
         llm.chat(CHAT, lora_request="x")
-    message = "lora_request is not supported: only generate, chat, .* take adapters .*; got 'x'"
+    message = "lora_request is not supported: only methods that generate take adapters .*; got 'x'"
     for method in (llm.apply_chat_template, llm.chat_prompt):
         with pytest.raises(ConfigError, match=message):
             method(CHAT, lora_request="x")
