@@ -31,6 +31,7 @@ from mie.frontend.llm import LLM
 from mie.frontend.outputs import Prompt, RequestOutput
 from mie.frontend.prepare import PreparedRequest, naming_tools
 from mie.frontend.stream import OutputStream
+from mie.load.adapters import Adapter
 from mie.text.messages import Message
 from mie.text.pretrained import PretrainedTokenizer
 
@@ -260,10 +261,9 @@ class AsyncLLM:
         return self._llm.llm_engine.required_adapters().next_id
 
     @property
-    def adapters(self) -> dict[str, LoRARequest]:
+    def adapters(self) -> dict[str, Adapter]:
         """The loaded adapters by name."""
-        adapters = self.loop.engine.adapters
-        return {each.request.lora_name: each.request for each in adapters or ()}
+        return {each.request.lora_name: each for each in self.loop.engine.adapters or ()}
 
     async def index_vocabulary(self) -> None:
         """Prepare for structured outputs, so that the first one does not delay other requests.

@@ -70,7 +70,7 @@ def model_of(name: str, serving: Serving) -> dict[str, Any]:
         "object": "model",
         "created": serving.created,
         "owned_by": "mie",
-        "root": names_of(adapter.lora_path)[0] if adapter else serving.facts.model,
+        "root": names_of(adapter.request.lora_path)[0] if adapter else serving.facts.model,
         "parent": serving.names[0] if adapter else None,
         "max_model_len": serving.facts.max_model_len,
         "default_sampling_params": defaults,

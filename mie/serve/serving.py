@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from starlette.types import Scope
 
 from mie.base.version import __version__
-from mie.config.adapters import LoRARequest
 from mie.config.engine import EngineConfig
 from mie.config.params.sampling import RequestOutputKind, SamplingParams
 from mie.errors import ConfigError
 from mie.frontend.async_llm import AsyncLLM, ModelFacts
+from mie.load.adapters import Adapter
 from mie.serve.asgi import Pace, route_of
 from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, invalid, naming_structure, no_model
@@ -142,7 +142,6 @@ class Serving:
         self.names = tuple(map(in_utf8, names))
         for name in {*self.names} & self.engine.adapters.keys():
             raise ConfigError(f"lora_modules has {name!r}, a name of the model (choose another)")
-        self.system_fingerprint = f"fp_{self.digest[:12]}"
         self.defaults: Mapping[str, Any] = dict(self.engine.generation_config.sampling)
         """Sampling parameters that the model's files, or the command line, recommend."""
         self.conversation_defaults = dict(self.engine.generation_config.conversation)
@@ -189,7 +188,7 @@ class Serving:
         self.adapter_of(name)
         return str(name)
 
-    def adapter_of(self, name: object) -> LoRARequest | None:
+    def adapter_of(self, name: object) -> Adapter | None:
         """Return the adapter that a model's name means, or None for the model itself.
 
         Raises:
@@ -202,6 +201,12 @@ class Serving:
             if each in adapters:
                 return adapters[each]
         raise no_model(name, [*self.names, *adapters])
+
+    def digest_of(self, adapter: Adapter | None) -> str:
+        """Return the digest of the model, or of the model with an adapter."""
+        if adapter is None:
+            return self.digest
+        return hashlib.sha256(f"{self.digest}\0{adapter.digest}".encode()).hexdigest()
 
     def is_first_report(self, text: str) -> bool:
         """Return whether a text is logged for the first time, as long as not too many are."""

@@ -317,6 +317,7 @@ class Writer(Asked[A], EventStream, ABC):
 
     async def _prepare(self, prompt: Any, request_id: str) -> PreparedRequest:
         serving, body = self.serving, cast(Any, self.body)
+        adapter = serving.adapter_of(self.model)
         with naming_structure(self.structure_name):
             prepared = await serving.engine.prepare(
                 prompt,
@@ -327,7 +328,7 @@ class Writer(Asked[A], EventStream, ABC):
                 cache_salt=salt_of(self.scope, body.cache_salt),
                 caller=self.scope.get("mie.client"),
                 add_special_tokens=self.add_special_tokens,
-                lora_request=serving.adapter_of(self.model),
+                lora_request=None if adapter is None else adapter.request,
             )
         rest = serving.facts.max_model_len - len(prepared.token_ids)
         if self.limit is not None and self.limit[1] > rest:

@@ -1,5 +1,6 @@
 """The server has adapters as models, and loads and unloads them beside running requests."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,43 @@ def test_the_model_of_a_request_chooses_the_adapter(
         answer = client.post(path, json={**chat, "model": "poet", "stream": False})
         assert answer.status_code == 200, answer.text
         assert answer.json()["model"] == "poet"
+
+
+def fingerprint(client: httpx2.Client, model: str) -> str:
+    answer = client.post("/v1/completions", json={**BODY, "model": model, "max_tokens": 1})
+    return str(answer.json()["system_fingerprint"])
+
+
+def test_the_fingerprint_is_of_the_adapter_that_answered(
+    client: httpx2.Client, folder: Path
+) -> None:
+    """Equal numbers under another name give an equal fingerprint."""
+    base, poet = fingerprint(client, "base"), fingerprint(client, "poet")
+    assert base != poet
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "stream": True}
+    answer = client.post("/v1/chat/completions", json={**body, "model": "poet"})
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+    assert {json.loads(line)["system_fingerprint"] for line in lines} == {poet}
+    for name, path in (("twin", "poet"), ("clerk", "clerk")):
+        loaded = client.post(LOAD, json={"lora_name": name, "lora_path": f"{folder}/{path}"})
+        assert loaded.status_code == 200, loaded.text
+    twin, clerk = fingerprint(client, "twin"), fingerprint(client, "clerk")
+    for name in ("twin", "clerk"):
+        assert client.post(UNLOAD, json={"lora_name": name}).status_code == 200
+    assert twin == poet
+    assert clerk not in (base, poet)
+
+
+def test_ollama_lists_adapters_as_models(client: httpx2.Client) -> None:
+    models = client.get("/api/tags").json()["models"]
+    parents = {each["name"]: each["details"]["parent_model"] for each in models}
+    assert parents == {"base:latest": "", "poet:latest": "base"}
+    assert len({each["digest"] for each in models}) == 2
+    running = client.get("/api/ps").json()["models"]
+    assert [each["digest"] for each in running] == [each["digest"] for each in models]
+    for name, parent in parents.items():
+        shown = client.post("/api/show", json={"model": name}).json()
+        assert shown["details"]["parent_model"] == parent
 
 
 def test_an_unknown_model_names_the_adapters_that_are_there(client: httpx2.Client) -> None:

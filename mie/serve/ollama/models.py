@@ -46,12 +46,12 @@ async def running(request: Request) -> Response:
 async def show(asked: Asked[ShowRequest]) -> Response:
     """Describe a model as Ollama does."""
     serving = asked.serving
-    capabilities = await _capabilities(serving)
-    return json_response(
-        description(asked.model, serving.facts, serving.created, serving.template_text)
-        | {"parameters": _parameters(serving.conversation_defaults), "capabilities": capabilities},
-        asked.headers,
-    )
+    template = serving.template_text
+    parent = serving.names[0] if serving.adapter_of(asked.model) else ""
+    described = description(asked.model, serving.facts, serving.created, template, parent=parent)
+    described["parameters"] = _parameters(serving.conversation_defaults)
+    described["capabilities"] = await _capabilities(serving)
+    return json_response(described, asked.headers)
 
 
 async def version(request: Request) -> Response:
@@ -60,12 +60,26 @@ async def version(request: Request) -> Response:
 
 
 def _entries(serving: Serving) -> list[dict[str, Any]]:
-    facts, digest, created = serving.facts, serving.digest, serving.created
-    return [entry(name, facts, digest, created) for name in serving.names]
+    """Return the model by each of its names, and its adapters."""
+    adapters = serving.engine.adapters
+    digests = {
+        **dict.fromkeys(serving.names, serving.digest),
+        **{name: serving.digest_of(adapter) for name, adapter in adapters.items()},
+    }
+    facts, created, parent = serving.facts, serving.created, serving.names[0]
+    return [
+        entry(name, facts, digest, created, parent=parent if name in adapters else "")
+        for name, digest in digests.items()
+    ]
 
 
-def entry(name: str, facts: ModelFacts | ModelFiles, digest: str, created: int) -> dict[str, Any]:
-    """Return a model as the lists have it. ``created`` is in seconds of the Unix epoch."""
+def entry(
+    name: str, facts: ModelFacts | ModelFiles, digest: str, created: int, *, parent: str = ""
+) -> dict[str, Any]:
+    """Return a model as the lists have it. ``created`` is in seconds of the Unix epoch.
+
+    ``parent`` is the name of an adapter's model.
+    """
     tagged = name if ":" in name else name + LATEST
     return {
         "name": tagged,
@@ -73,7 +87,7 @@ def entry(name: str, facts: ModelFacts | ModelFiles, digest: str, created: int) 
         "modified_at": _moment(created),
         "size": facts.weights_bytes,
         "digest": digest,
-        "details": _details(facts),
+        "details": _details(facts, parent),
     }
 
 
@@ -89,14 +103,14 @@ def state_of(facts: ModelFacts, expires_at: str | None) -> dict[str, Any]:
 
 
 def description(
-    name: str, facts: ModelFacts | ModelFiles, created: int, template: str
+    name: str, facts: ModelFacts | ModelFiles, created: int, template: str, *, parent: str = ""
 ) -> dict[str, Any]:
-    """Return the details in the files of a model."""
+    """Return the details in the files of a model. ``parent`` is the name of an adapter's model."""
     family = _family(facts)
     return {
         "parameters": "",
         "template": template,
-        "details": _details(facts),
+        "details": _details(facts, parent),
         "model_info": {
             "general.architecture": family,
             "general.basename": name.removesuffix(LATEST),
@@ -114,10 +128,10 @@ def _parameters(defaults: Mapping[str, Any]) -> str:
     return "\n".join(given)
 
 
-def _details(facts: ModelFacts | ModelFiles) -> dict[str, Any]:
+def _details(facts: ModelFacts | ModelFiles, parent: str) -> dict[str, Any]:
     family = _family(facts)
     return {
-        "parent_model": "",
+        "parent_model": parent,
         "format": "gguf" if facts.directories[0].suffix == ".gguf" else "safetensors",
         "family": family,
         "families": [family],

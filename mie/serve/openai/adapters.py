@@ -45,7 +45,7 @@ async def unload_adapter(asked: Asked[UnloadAdapterRequest]) -> Response:
     _check_is_allowed(serving)
     async with serving.adapting:
         found = serving.engine.adapters.get(body.lora_name)
-        if found is None or not await serving.engine.remove_lora(found.lora_int_id):
+        if found is None or not await serving.engine.remove_lora(found.request.lora_int_id):
             raise no_model(body.lora_name, serving.engine.adapters)
     return json_response({"success": True}, asked.headers)
 

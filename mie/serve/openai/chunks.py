@@ -7,6 +7,7 @@ import json
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 from mie.config.params.sampling import SamplingParams
@@ -49,16 +50,25 @@ class ChunkWriter(Writer[B]):
         options = body.stream_options
         self._usage_at_end = bool(options and options.include_usage)
         self._usage_always = self._usage_at_end and bool(options and options.continuous_usage_stats)
-        self._fields = {
-            "id": self.response_id,
-            "object": object,
-            "created": int(time.time()),
-            "model": self.model,
-            "system_fingerprint": self.serving.system_fingerprint,
-        }
-        self._head = "data: " + json.dumps(self._fields)[:-1] + ', "choices": ['
+        self._object, self._created = object, int(time.time())
         self._tail = '], "usage": null}\n\n' if self._usage_at_end else "]}\n\n"
         self._cached: dict[int, int] = {}
+
+    @cached_property
+    def _fields(self) -> dict[str, Any]:
+        """The first fields of an answer and of each chunk, once the prompts are prepared."""
+        return {
+            "id": self.response_id,
+            "object": self._object,
+            "created": self._created,
+            "model": self.model,
+            "system_fingerprint": f"fp_{self.serving.digest_of(self.prepared[0].adapter)[:12]}",
+        }
+
+    @cached_property
+    def _head(self) -> str:
+        """The beginning of a chunk, up to the choices."""
+        return "data: " + json.dumps(self._fields)[:-1] + ', "choices": ['
 
     @property
     def spelling(self) -> dict[str, bool]:
