@@ -10,7 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mie.base.reprs import count
-from mie.cli.options import DEFAULT_MODEL, engine_options, print_error, report_sampling_defaults
+from mie.cli.options import (
+    DEFAULT_MODEL,
+    engine_options,
+    print_error,
+    refuse_unused_adapters,
+    report_sampling_defaults,
+)
 from mie.cli.serve import with_server_defaults
 from mie.errors import needing_extra
 from mie.frontend.batch.lines import Line, answer_all, num_failed, read_batch
@@ -23,6 +29,7 @@ if TYPE_CHECKING:
 def run(args: argparse.Namespace) -> int:
     """Answer the requests without a record in OUT, and return 1 if one failed, else 0."""
     model = args.model or DEFAULT_MODEL
+    refuse_unused_adapters(args)
     lines = read_batch(args.input, model)
     settings = {**with_server_defaults(engine_options(args)), "model": model}
     with continued(args.output) as (file, done):

@@ -19,6 +19,7 @@ from mie.cli.options import (
     engine_options,
     llm_with_trace,
     load_llm,
+    lora_of,
     report_sampling_defaults,
     sampling_params,
     trace_failed,
@@ -87,6 +88,7 @@ def talk(args: argparse.Namespace, editor: ReadLine | None) -> int:
     if args.positional_model and args.model == DEFAULT_MODEL:
         args.model = args.positional_model
     sampling_params(args)  # refuse bad values before the model is loaded
+    lora_of(args)
     look = Look.of(args.markdown, args.reasoning)
     if args.prompt == "-":
         args.prompt = read_all_from_pipe()
@@ -136,6 +138,7 @@ def _new_chat(args: argparse.Namespace, stack: ExitStack, look: Look, tells_spee
             tells_speed=tells_speed,
             when_full=args.when_full,
             chat_template=template,
+            lora_request=lora_of(args),
         ),
         model=getattr(args, "title", args.model),
         load=load,

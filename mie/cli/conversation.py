@@ -15,6 +15,7 @@ from mie.cli.answer_writer import AnswerWriter, Look
 from mie.errors import RequestError
 
 if TYPE_CHECKING:
+    from mie.config.adapters import LoRARequest
     from mie.config.params.sampling import SamplingParams
     from mie.frontend.llm import LLM
     from mie.frontend.outputs import CompletionOutput
@@ -58,7 +59,8 @@ class Conversation:
     """A model and the messages so far. Answers are printed as they are generated.
 
     With ``tells_speed`` each answer is followed by a line with its tokens per second.
-    ``when_full`` is one of `WHEN_FULL`. ``chat_template`` replaces the model's.
+    ``when_full`` is one of `WHEN_FULL`. ``chat_template`` replaces the model's. ``lora_request`` is
+    the adapter of all answers.
 
     Raises:
         ChatTemplateError: the model has no chat template, or one without a system message.
@@ -74,8 +76,10 @@ class Conversation:
         tells_speed: bool = False,
         when_full: str = "ask",
         chat_template: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> None:
         self.llm, self.params, self.when_full = llm, params, when_full
+        self._lora = lora_request
         self._options: dict[str, Any] = {}
         if chat_template is not None:
             self._options["chat_template"] = chat_template
@@ -230,7 +234,8 @@ class Conversation:
         num_thought = 0
         writer = AnswerWriter(sys.stdout, self.look)
         try:
-            with closing(self.llm.stream(prompt, self.params)) as outputs:
+            stream = self.llm.stream(prompt, self.params, lora_request=self._lora)
+            with closing(stream) as outputs:
                 for output in outputs:
                     choice = output.outputs[0]
                     stats.first_seconds = stats.first_seconds or perf_counter() - stats.began

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from mie.base.reprs import clipped, count
 from mie.cli.options import (
     llm_with_trace,
+    lora_of,
     print_error,
     report_sampling_defaults,
     sampling_params,
@@ -37,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
     """
     lines = _read(args)
     sampling_params(args)  # refuse bad values before the model is loaded
+    lora_of(args)
     with llm_with_trace(args) as llm:
         printer = _Printer(llm, args, lines)
         try:
@@ -102,6 +104,7 @@ class _Printer:
         self._llm = llm
         self._args = args
         self._lines = lines
+        self._lora = lora_of(args)
         self._template = template_given(args.chat_template)
         self._began = perf_counter()
         self._first_token: float | None = None
@@ -114,7 +117,8 @@ class _Printer:
         (line,) = self._lines
         params = self._params(line.source, line.request)
         prompt = prompt_of(self._llm, line.request, self._template)
-        with closing(self._llm.stream(prompt, params)) as outputs:
+        stream = self._llm.stream(prompt, params, lora_request=self._lora)
+        with closing(stream) as outputs:
             for output in outputs:
                 self._note_first_token(output)
                 print(output.outputs[0].new_text, end="", flush=True)
@@ -138,6 +142,7 @@ class _Printer:
                 self._params,
                 is_strict=not self._args.input,
                 chat_template=self._template,
+                lora_request=self._lora,
             )
 
         def write(line: Line, output: RequestOutput | None) -> None:

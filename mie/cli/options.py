@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from mie.base.files import read_utf8
 from mie.cli.parser import KINDS, add_argument, arguments_of, did_you_mean
+from mie.config.adapters import LoRARequest, lora_modules_of
 from mie.config.arguments import given
 from mie.config.engine_args import EngineArgs
-from mie.errors import ConfigError
+from mie.errors import ConfigError, shown, shown_text
 
 if TYPE_CHECKING:
     from mie.config.params.sampling import SamplingParams
@@ -81,14 +82,39 @@ def parse_sampling(name: str, text: str) -> Any:
 
 def load_llm(args: argparse.Namespace, trace: TextIO | None = None, **more: Any) -> LLM:
     """Load the model that ``args`` names, with its engine options and ``more`` settings."""
-    if args.enable_lora or args.lora_modules:
-        raise ConfigError(
-            "--enable-lora has no effect here, because prompts of this command name no adapter "
-            "(use mie serve, or lora_request of LLM.generate)"
-        )
     from mie.frontend.llm import LLM
 
+    refuse_unused_adapters(args)
     return LLM(args.model, trace=trace, **{**engine_options(args), **more})
+
+
+def refuse_unused_adapters(args: argparse.Namespace) -> None:
+    """Raise `ConfigError` for slots of adapters, if the command has no ``--lora``."""
+    if "lora" not in args and (args.enable_lora or args.lora_modules):
+        raise ConfigError(
+            "--enable-lora has no effect here, because prompts of this command name no adapter "
+            "(use mie generate, mie chat or mie serve)"
+        )
+
+
+def lora_of(args: argparse.Namespace) -> LoRARequest | None:
+    """Return the adapter that ``--lora`` names, or the first of ``--lora-modules``, if any.
+
+    Raises:
+        ConfigError: ``--lora-modules`` has no adapter of the name, or slots have no adapter.
+    """
+    adapters = lora_modules_of(args.lora_modules)
+    if not adapters:
+        if args.enable_lora or args.lora is not None:
+            raise ConfigError(
+                "--enable-lora and --lora need an adapter here (give --lora-modules NAME=PATH)"
+            )
+        return None
+    name = next(iter(adapters)) if args.lora is None else args.lora
+    if name not in adapters:
+        names = ", ".join(map(shown_text, adapters))
+        raise ConfigError(f"--lora is {shown(name)}; --lora-modules has {names} (name one of them)")
+    return adapters[name]
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:

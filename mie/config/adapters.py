@@ -58,8 +58,8 @@ class LoRARequest:
         return self.lora_path
 
 
-def lora_modules_of(value: Any) -> dict[str, str]:
-    """Return the paths of the setting ``lora_modules`` by name.
+def lora_modules_of(value: Any) -> dict[str, LoRARequest]:
+    """Return the adapters of the setting ``lora_modules`` by name, with numbers from 1 on.
 
     The setting is a mapping, or a list of ``name=path`` and of vLLM's objects with ``name`` and
     ``path``.
@@ -74,13 +74,13 @@ def lora_modules_of(value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping | list | tuple):
         raise ConfigError(f"lora_modules must map names to paths; got {shown(value)}")
     pairs = [*value.items()] if isinstance(value, Mapping) else [*map(_pair, value)]
-    paths: dict[str, str] = {}
+    adapters: dict[str, LoRARequest] = {}
     for number, (name, path) in enumerate(pairs, start=1):
-        LoRARequest(name, number, path)  # checks both
-        if name in paths:
+        adapter = LoRARequest(name, number, path)
+        if name in adapters:
             raise ConfigError(f"lora_modules has the name {name!r} twice (choose another)")
-        paths[name] = path
-    return paths
+        adapters[name] = adapter
+    return adapters
 
 
 def _pair(module: Any) -> tuple[Any, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TextIO, cast
 
 from mie.base.refusals import NEUTRAL, neutral_accepted, refuses_names
-from mie.config.adapters import lora_modules_of
+from mie.config.adapters import LoRARequest, lora_modules_of
 from mie.config.arguments import add_neutral_names, add_settings, given
 from mie.config.engine import (
     EngineConfig,
@@ -156,8 +156,8 @@ class EngineArgs(_OftenPassed, EngineSettings, ModelSettings):
         return EngineConfig(**values)
 
     @property
-    def loras(self) -> dict[str, str]:
-        """The paths of the adapters that are loaded at start, by name."""
+    def loras(self) -> dict[str, LoRARequest]:
+        """The adapters that are loaded at start, by name."""
         return lora_modules_of(self.lora_modules)
 
     @property

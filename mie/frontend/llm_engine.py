@@ -60,8 +60,8 @@ class LLMEngine:
         self.loop = EngineLoop(parts.engine, parts.tokenizer, survives_fork=survives_fork)
         self._collector = self.loop.new_collector()
         self._tokenizer: PretrainedTokenizer | None = None
-        for number, (name, path) in enumerate(engine_args.loras.items(), start=1):
-            self.add_lora(LoRARequest(name, number, path))
+        for adapter in engine_args.loras.values():
+            self.add_lora(adapter)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, **others: Any) -> LLMEngine:

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+from mie.config.adapters import LoRARequest
 from mie.config.params.sampling import RequestOutputKind, SamplingParams
 from mie.errors import ConfigError, RequestError
 from mie.frontend.llm import LLM
@@ -58,10 +59,12 @@ def run(
     num_at_once: int | None = None,
     is_strict: bool = False,
     chat_template: str | None = None,
+    lora_request: LoRARequest | None = None,
 ) -> Generator[tuple[Key, RequestOutput], None, None]:
     """Yield (key, output) of each request as it ends, at most ``num_at_once`` in the engine.
 
     A request that is refused has an output with an ``error``. With ``is_strict`` it is raised.
+    ``lora_request`` is the adapter of all requests.
     """
     coming = iter(requests)
     # The engine names the requests, because the ids of an earlier call may still be in its outputs.
@@ -75,8 +78,8 @@ def run(
                     params = params_of(key, request)
                     params.output_kind = RequestOutputKind.FINAL_ONLY
                     prompt = prompt_of(llm, request, chat_template)
-                    priority = request.get("priority", 0)
-                    running[llm.add_request(prompt, params, priority=priority)] = key
+                    labels = {"priority": request.get("priority", 0), "lora_request": lora_request}
+                    running[llm.add_request(prompt, params, **labels)] = key
                 except (ConfigError, RequestError) as error:
                     if is_strict:
                         raise

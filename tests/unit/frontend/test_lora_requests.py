@@ -11,9 +11,11 @@ from compiled import needs_numba
 from tiny_models import LLAMA, random_weights, write_model
 
 from mie import LLM, AsyncLLM, EngineConfig, LoRARequest, RequestOutput, SamplingParams
-from mie.cli import main
 from mie.config.adapters import lora_modules_of
+from mie.engine.watch.snapshot import scheduler_snapshot
 from mie.errors import ConfigError, ModelError, RequestError
+from mie.events import read_log
+from mie.events.replay import at
 from mie.load.backends import load_backend
 from mie.load.opened import open_model
 from mie.load.settings import LoadSettings
@@ -259,7 +261,10 @@ def test_a_wrong_setting_is_refused(folder: Path, options: Any, message: str) ->
     ],
 )
 def test_modules_have_vllms_forms(value: Any, wanted: dict[str, str]) -> None:
-    assert lora_modules_of(value) == wanted
+    adapters = lora_modules_of(value)
+    assert {name: each.lora_path for name, each in adapters.items()} == wanted
+    assert [each.lora_name for each in adapters.values()] == [*wanted]
+    assert [each.lora_int_id for each in adapters.values()] == [*range(1, len(wanted) + 1)]
 
 
 @pytest.mark.parametrize(
@@ -278,10 +283,25 @@ def test_a_lora_request_checks_its_fields(fields: tuple[Any, ...]) -> None:
     assert (request.name, request.adapter_id, request.path) == ("a", 1, "p")
 
 
-@pytest.mark.parametrize("command", ["generate", "chat"])
-def test_a_command_whose_prompts_name_no_adapter_refuses_slots(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prompt = ["Once"] if command == "generate" else []
-    assert main([command, *prompt, "--enable-lora"]) == 2
-    assert "--enable-lora has no effect here" in capsys.readouterr().err
+def test_the_event_log_of_two_adapters_replays_exactly(folder: Path, tmp_path: Path) -> None:
+    """The pool is too small for all requests, and the second round finds cached blocks."""
+    path = tmp_path / "trace.jsonl"
+    snapshots: dict[int, Any] = {}
+    with path.open("w") as file:
+        llm = llm_of(folder, max_loras=2, num_blocks=12, trace=file)
+        scheduler = llm.engine.scheduler
+        llm.engine.observers.append(
+            lambda stats: snapshots.update({stats.step: scheduler_snapshot(scheduler)})
+        )
+        for _ in range(2):
+            generate(llm, lora(folder, 1), lora(folder, 2), None, lora(folder, 1), lora(folder, 2))
+        llm.engine.log.close()
+    segments = [*read_log(path)]
+    for step, snapshot in snapshots.items():
+        assert at(segments, step).snapshot() == snapshot
+    records = [each for segment in segments for step in segment.steps for each in step]
+    assert {"preempt", "hit"} <= {kind for kind, *_ in records}
+    salts = {each[3] for each in records if each[0] == "seal"}
+    adapters = {each.salt(None) for each in llm.engine.adapters}
+    assert salts == {None, *adapters}
+    assert len(adapters) == 2

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from mie.cli.chat_commands import Chat, Ended, commands_help
 from mie.cli.conversation import Conversation
+from mie.config.adapters import LoRARequest
 from mie.config.params.sampling import SamplingParams
 from mie.errors import ChatTemplateError, ModelError, RequestError
 
@@ -37,9 +38,11 @@ class FakeLLM:
         self.options = options
         return {"messages": messages, "prompt_token_ids": [0] * (20 * len(messages))}
 
-    def stream(self, prompt: dict[str, Any], params: SamplingParams) -> Iterator[Any]:
+    def stream(
+        self, prompt: dict[str, Any], params: SamplingParams, *, lora_request: object
+    ) -> Iterator[Any]:
         self.prompts.append(prompt["messages"])
-        self.params = params
+        self.params, self.lora_request = params, lora_request
         text = f"a{len(self.prompts)}"
         try:
             for end, reason in ((1, None), (2, "stop")):
@@ -205,6 +208,13 @@ def test_a_reset_forgets_the_message_that_waits() -> None:
     talk.reset()
     with pytest.raises(RequestError, match="no message waits"):
         talk.drop()
+
+
+def test_the_adapter_of_the_command_line_answers() -> None:
+    llm, own = FakeLLM(), LoRARequest("poet", 1, "path")
+    talk = Conversation(llm, SamplingParams(), None, lora_request=own)  # type: ignore[arg-type]
+    talk.answer("one")
+    assert llm.lora_request is own
 
 
 def test_the_template_of_the_command_line_writes_every_prompt() -> None:
@@ -416,7 +426,7 @@ def test_another_model_goes_on_with_the_conversation(errors: Errors) -> None:
 def test_reasoning_is_not_part_of_the_conversation(capsys: pytest.CaptureFixture[str]) -> None:
     llm, talk = chat()
 
-    def stream(prompt: object, params: object) -> Iterator[Any]:
+    def stream(prompt: object, params: object, *, lora_request: object) -> Iterator[Any]:
         for thought, text in (("Hm", ""), ("Hm, yes", ""), ("Hm, yes", "a1")):
             piece = SimpleNamespace(
                 text=text, new_text=text, reasoning=thought, token_ids=[0], finish_reason=None
