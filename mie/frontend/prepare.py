@@ -327,7 +327,8 @@ def one_for_each(name: str, given: Any, count: int, default: T) -> list[T]:
     """Return one value for each prompt, from a list or by repeating one value."""
     if given is None:
         return [default] * count
-    if not isinstance(given, Sequence):
+    is_list = isinstance(given, Sequence) and not isinstance(given, str)
+    if not is_list:
         return [given] * count
     if len(given) != count:
         raise ConfigError(f"{count} prompts need {count} {name}; got {len(given)}")

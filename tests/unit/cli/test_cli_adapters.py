@@ -72,7 +72,10 @@ def test_the_first_adapter_answers_unless_lora_names_another(
         (["generate", "Once", "--lora-modules", "a=p"], "lora_modules needs enable_lora=True"),
         (["generate", "Once", "--lora-modules", "a"], "an adapter is name=path"),
         (["bench", "latency", "--enable-lora"], "prompts of this command name no adapter"),
-        (["batch", "in", "out", "--lora-modules", "a=p"], "prompts of this command name no adapter"),
+        (
+            ["batch", "in", "out", "--lora-modules", "a=p"],
+            "prompts of this command name no adapter",
+        ),
     ],
 )
 def test_an_adapter_that_is_missing_is_refused(

@@ -171,7 +171,7 @@ def test_a_dropped_turn_comes_back_if_no_answer_comes(monkeypatch: pytest.Monkey
     llm.engine = SimpleNamespace(max_model_len=100)
     before = talk.messages
 
-    def fail(prompt: Any, params: Any) -> Iterator[Any]:
+    def fail(prompt: Any, params: Any, **options: Any) -> Iterator[Any]:
         raise RequestError("it failed")
         yield
 
