@@ -33,6 +33,7 @@ from mie.cli.terminal import (
     read_from_pipe,
     read_message,
 )
+from mie.config.adapters import lora_modules_of
 
 if TYPE_CHECKING:
     from mie.config.params.sampling import SamplingParams
@@ -143,6 +144,7 @@ def _new_chat(args: argparse.Namespace, stack: ExitStack, look: Look, tells_spee
         model=getattr(args, "title", args.model),
         load=load,
         params_of=params_of,
+        loras=lora_modules_of(args.lora_modules),
         fixed_model="--trace records one model; start again without it" if args.trace else None,
     )
 

@@ -14,12 +14,13 @@ from mie.base.files import read_json_object, replacing
 from mie.base.reprs import count
 from mie.cli.answer_writer import REASONING, Look
 from mie.cli.conversation import WHEN_FULL, Conversation
-from mie.cli.options import parse_sampling
+from mie.cli.options import chosen_lora, parse_sampling
 from mie.cli.parser import did_you_mean
 from mie.cli.terminal import ReadLine, typing_hidden
 from mie.errors import ConfigError, MieError, RequestError
 
 if TYPE_CHECKING:
+    from mie.config.adapters import LoRARequest
     from mie.config.params.sampling import SamplingParams
     from mie.frontend.llm import LLM
 
@@ -45,6 +46,8 @@ class Chat:
     """Loads another model by its name."""
     params_of: Callable[[LLM, Mapping[str, Any]], SamplingParams]
     """Returns the sampling parameters for a model and the settings of ``/set``."""
+    loras: Mapping[str, LoRARequest] = field(default_factory=dict)
+    """The adapters of ``--lora-modules``."""
     fixed_model: str | None = None
     """Why the model cannot be changed, or None."""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -212,6 +215,12 @@ class Chat:
         self._use(self.settings)
         self.conversation.set_system(self.conversation.system)
 
+    def _change_lora(self, name: str) -> None:
+        if name:
+            self.conversation.lora_request = chosen_lora("/lora", name, self.loras)
+        own = self.conversation.lora_request
+        _note(f"adapter: {own.lora_name if own else 'none'}")
+
     def _context(self, _: str) -> None:
         _note(self.conversation.meter())
 
@@ -245,6 +254,7 @@ _COMMANDS: Mapping[str, _Command] = {
         _Command("/save FILE", "write the conversation to a file", Chat._save),
         _Command("/load FILE", "go on with the conversation of a file", Chat._load_file),
         _Command("/model [NAME]", "go on with another model", Chat._change_model),
+        _Command("/lora [NAME]", "go on with another adapter", Chat._change_lora),
         _Command("/context", "show how full the context is", Chat._context),
         _Command("/stats", "show the times and tokens of the last answer", Chat._stats),
     )

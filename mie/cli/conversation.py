@@ -79,7 +79,7 @@ class Conversation:
         lora_request: LoRARequest | None = None,
     ) -> None:
         self.llm, self.params, self.when_full = llm, params, when_full
-        self._lora = lora_request
+        self.lora_request = lora_request
         self._options: dict[str, Any] = {}
         if chat_template is not None:
             self._options["chat_template"] = chat_template
@@ -234,7 +234,7 @@ class Conversation:
         num_thought = 0
         writer = AnswerWriter(sys.stdout, self.look)
         try:
-            stream = self.llm.stream(prompt, self.params, lora_request=self._lora)
+            stream = self.llm.stream(prompt, self.params, lora_request=self.lora_request)
             with closing(stream) as outputs:
                 for output in outputs:
                     choice = output.outputs[0]

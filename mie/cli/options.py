@@ -111,9 +111,17 @@ def lora_of(args: argparse.Namespace) -> LoRARequest | None:
             )
         return None
     name = next(iter(adapters)) if args.lora is None else args.lora
+    return chosen_lora("--lora", name, adapters)
+
+
+def chosen_lora(option: str, name: str, adapters: Mapping[str, LoRARequest]) -> LoRARequest:
+    """Return the adapter of a name, or raise the `ConfigError` of an option with another name."""
     if name not in adapters:
-        names = ", ".join(map(shown_text, adapters))
-        raise ConfigError(f"--lora is {shown(name)}; --lora-modules has {names} (name one of them)")
+        names = ", ".join(map(shown_text, adapters)) or "no adapter"
+        raise ConfigError(
+            f"{option} is {shown(name)}; --lora-modules has {names} (name an adapter of "
+            "--lora-modules NAME=PATH)"
+        )
     return adapters[name]
 
 

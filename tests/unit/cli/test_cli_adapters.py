@@ -67,7 +67,7 @@ def test_the_first_adapter_answers_unless_lora_names_another(
         (["chat", "--lora", "a"], "--enable-lora and --lora need an adapter here"),
         (
             ["run", "bundled", "--lora", "b", "--enable-lora", "--lora-modules", "a=p", "c=p"],
-            "--lora is 'b'; --lora-modules has a, c (name one of them)",
+            "--lora is 'b'; --lora-modules has a, c",
         ),
         (["generate", "Once", "--lora-modules", "a=p"], "lora_modules needs enable_lora=True"),
         (["generate", "Once", "--lora-modules", "a"], "an adapter is name=path"),

@@ -439,6 +439,21 @@ def test_reasoning_is_not_part_of_the_conversation(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == "a1\n"
 
 
+def test_a_conversation_goes_on_with_another_adapter(errors: Errors) -> None:
+    poet, clerk = LoRARequest("poet", 1, "path"), LoRARequest("clerk", 2, "path")
+    llm, talk = chat(loras={"poet": poet, "clerk": clerk})
+    assert talk.execute("/lora")
+    assert talk.execute("/lora clerk")
+    talk.say("one")
+    assert llm.lora_request is clerk
+    assert not talk.execute("/lora nobody")
+    talk.say("two")
+    assert llm.lora_request is clerk
+    first, second, refusal = errors().splitlines()
+    assert (first, second) == ("[adapter: none]", "[adapter: clerk]")
+    assert "/lora is 'nobody'; --lora-modules has poet, clerk (name an adapter" in refusal
+
+
 def test_the_meter_and_the_times(errors: Errors) -> None:
     _, talk = chat()
     assert talk.execute("/stats")
@@ -458,7 +473,7 @@ def test_the_meter_and_the_times(errors: Errors) -> None:
 def test_every_command_has_a_line_of_help_and_ends_have_other_names() -> None:
     _, talk = chat()
     text = commands_help(is_terminal=True)
-    names = "set system regenerate edit undo reset save load model context stats exit"
+    names = "set system regenerate edit undo reset save load model lora context stats exit"
     assert all(f"  /{name} " in text for name in names.split())
     for end in ("/exit", "/bye", "/quit"):
         with pytest.raises(Ended):
