@@ -1,6 +1,7 @@
 """Compare products of quantised weights with those of their dequantised weights, bit for bit."""
 
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,8 @@ INT4 = Form(codes="int4", group=32, has_offsets=True)
 INT8 = Form(codes="int8", group=32, has_offsets=False)
 QUICK = [
     INT4,
-    INT8,
+    replace(INT8, scale_bits=16),
+    Form(codes="int4", group=32, has_offsets=False, scale_bits=16),
     Form(codes="float8_e4m3fn", group=128, has_offsets=False),
     Form(codes="int4", group=32, has_offsets=True, scale_bits=8),
 ]
