@@ -178,7 +178,7 @@ def test_a_stream_that_fails_later_ends_with_the_error_and_no_reason(server, mon
 
 @pytest.mark.parametrize(
     "where",
-    ["openai.completions.CompletionWriter.run", "openai.chunks.json", "writer.refuse_failed"],
+    ["openai.completions.CompletionWriter.run", "openai.chunks.time", "writer.refuse_failed"],
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_bug_costs_one_request_and_no_blocks(server, monkeypatch, where, stream):
