@@ -13,6 +13,7 @@ SOURCES = {
     "a": "https://github.com/WeishuZ/mini-vllm",
     "b": "https://github.com/shekkari1999/mini-vllm",
     "c": "https://kobeyoung.net/projects/mini-inference-engine",
+    "d": "https://github.com/kvcache-ai/Mooncake/tree/main/FAST25-release",
 }
 """The letters of the book."""
 _ROW = re.compile(r"\| (?P<what>.+) \| (?P<here>.+) \| (?P<published>.+) \[(?P<letter>[a-z])\] \|")

@@ -11,7 +11,7 @@ import pytest
 from mie import LLM, StructuredOutputsParams
 from mie.structured.grammars import Grammars
 from scripts.scoreboard.case import Run
-from scripts.scoreboard.suites import answers, maskbench, traces
+from scripts.scoreboard.suites import answers, maskbench, seeds, traces
 
 
 def test_all_blocks_of_earlier_requests_are_found_with_memory_for_all(tmp_path: Path) -> None:
@@ -23,6 +23,11 @@ def test_all_blocks_of_earlier_requests_are_found_with_memory_for_all(tmp_path: 
     [row] = traces.measure_hits("conversation", run)
     assert row.verdict == "reached"
     assert row.ours == "6 of 12 (50.0 %)"
+
+
+def test_every_published_figure_of_the_book_has_its_source(tmp_path: Path) -> None:
+    rows = [*seeds.measure(Run(is_quick=True, paths={}, folder=tmp_path))]
+    assert {row.source for row in rows} == {*seeds.SOURCES.values()}
 
 
 @pytest.mark.parametrize(
