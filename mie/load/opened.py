@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mie.checkpoint.config import load_model_config
 from mie.checkpoint.gguf.header import GgufHeader, opened
-from mie.checkpoint.rounding import RoundedCheckpoint
+from mie.checkpoint.changed import rounded
 from mie.checkpoint.tensors import expected_tensors
 from mie.checkpoint.weights import Checkpoint, RandomWeights
 from mie.errors import ConfigError, shown
@@ -127,7 +127,7 @@ def quantised(
             f"{asked} asks for {forms[twice]}; {twice} is {weights.forms[twice]} in the files "
             "already (leave it out)"
         )
-    return RoundedCheckpoint(weights, forms) if forms else weights
+    return rounded(weights, forms) if forms else weights
 
 
 def rounded_forms(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mie.checkpoint.sliced import SlicedCheckpoint
+from mie.checkpoint.changed import sliced
 from mie.checkpoint.weights import Checkpoint
 from mie.errors import ConfigError
 from mie.model.config import ModelConfig, Names
@@ -54,7 +54,7 @@ class Share:
 
     def checkpoint(self, weights: Checkpoint, model: ModelConfig) -> Checkpoint:
         """Return the rank's rows of the weights of a model."""
-        return SlicedCheckpoint(weights, dict(self._rows(model)))
+        return sliced(weights, dict(self._rows(model)))
 
     def changes(self, changes: Mapping[str, LowRank], model: ModelConfig) -> dict[str, LowRank]:
         """Return the rank's rows of the changes of tensors by an adapter."""

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from quantised_rows import quantised
 
 from mie.checkpoint.config import load_model_config
-from mie.checkpoint.rounding import RoundedCheckpoint
+from mie.checkpoint.changed import rounded
 from mie.checkpoint.weights import Checkpoint, expected_tensors
 from mie.config.engine import EngineConfig
 from mie.load.backends import load_backend
@@ -91,7 +91,7 @@ class Model:
         if id(backend) not in self.decoders:
             config = load_model_config(self.directory)
             with Checkpoint.open(self.directory, expected_tensors(config)) as checkpoint:
-                weights = RoundedCheckpoint(checkpoint, self.forms(config))
+                weights = rounded(checkpoint, self.forms(config))
                 self.decoders[id(backend)] = Decoder(
                     config, backend, weights, 1300, rounded_to=self.rounded_to
                 )

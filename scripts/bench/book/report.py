@@ -59,9 +59,9 @@ BEGIN, END = "<!-- book: begin -->", "<!-- book: end -->"
 SOURCES = """\
 Published: [a] [WeishuZ/mini-vllm](https://github.com/WeishuZ/mini-vllm), [b]
 [shekkari1999/mini-vllm](https://github.com/shekkari1999/mini-vllm), [c] the
-[write-up](https://kobeyoung.net/projects/mini-inference-engine) of a C++ engine, under the same
-conditions; of [c]'s load only its traces are known. [d]
-[Mooncake](https://github.com/kvcache-ai/Mooncake/tree/main/FAST25-release)."""
+[write-up](https://kobeyoung.net/projects/mini-inference-engine) of a C++ engine, [d]
+[Mooncake](https://github.com/kvcache-ai/Mooncake/tree/main/FAST25-release). The chapters repeat the
+published conditions. The load of [c] is not published, so its rows compare similar loads."""
 
 
 ON_A_TRACE = ("tiers",)

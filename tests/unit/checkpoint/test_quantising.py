@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf_files
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
-from model_files import greedy
+from model_files import greedy, scores
 from test_quantised_checkpoint import AWQ, GPTQ, awq, write_quantised
 from tiny_models import LLAMA, QWEN3_TIED, random_weights, write_model
 
@@ -104,6 +105,14 @@ def test_dummy_weights_are_rounded_too(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     settings: dict[str, Any] = {"load_format": "dummy", "seed": 4}
     assert generated(tmp_path, **settings) != generated(tmp_path, **settings, quantization="int4")
+
+
+def test_a_gguf_file_whose_norms_hold_one_is_rounded_like_its_directory(tmp_path: Path):
+    model = Path(__file__).parents[2] / "golden/models/gemma_gelu"
+    path = gguf_files.convert(model, tmp_path / "model.gguf")
+    wanted = scores(model, backend="numpy", quantization="int8")
+    assert scores(path, backend="numpy", quantization="int8") == wanted
+    assert scores(path, backend="numpy") != wanted
 
 
 @pytest.mark.parametrize(
