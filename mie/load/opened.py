@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mie.checkpoint.changed import rounded
 from mie.checkpoint.config import load_model_config
 from mie.checkpoint.gguf.header import GgufHeader, opened
-from mie.checkpoint.changed import rounded
 from mie.checkpoint.tensors import expected_tensors
 from mie.checkpoint.weights import Checkpoint, RandomWeights
 from mie.errors import ConfigError, shown

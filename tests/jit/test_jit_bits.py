@@ -23,8 +23,8 @@ from deadlines import PATIENCE, join
 from numpy.typing import NDArray
 from quantised_rows import quantised
 
-from mie.checkpoint.config import load_model_config
 from mie.checkpoint.changed import rounded
+from mie.checkpoint.config import load_model_config
 from mie.checkpoint.weights import Checkpoint, expected_tensors
 from mie.config.engine import EngineConfig
 from mie.load.backends import load_backend

@@ -70,7 +70,8 @@ def test_a_stream_has_the_same_text_and_ends_with_the_counts(client: ollama.Clie
     whole = client.chat("bundled", [USER], options=GREEDY)
     *lines, last = client.chat("bundled", [USER], options=GREEDY, stream=True)
     assert "".join(line.message.content for line in lines) == whole.message.content
-    assert lines and not any(line.done for line in lines)
+    assert lines
+    assert not any(line.done for line in lines)
     assert all(line.eval_count is None for line in lines)
     assert (last.message.content, last.done, last.done_reason) == ("", True, "length")
     assert (last.eval_count, last.prompt_eval_count) == (24, whole.prompt_eval_count)
