@@ -11,8 +11,9 @@ The peers are transformers (`generate`, one static batch), llama.cpp (the batch 
 llama-cpp-python) and CTranslate2 (`generate_batch`). A peer that is not installed, or that does not
 support a shape, is skipped by name with the reason. The name of a quantised GGUF type, such as
 Q4_0, runs mie and llama.cpp on the same file. `--files` runs them on published files instead of the
-models, and `--batched-bench` adds a fork of llama.cpp, such as ik_llama.cpp, by the path of its
-program `llama-batched-bench` (see `BatchedBenchEngine`).
+models. There, ik_llama.cpp may run too, from its wheel (see `IkLlamaCppEngine`), and
+`--batched-bench` adds a fork of llama.cpp by the path of its program `llama-batched-bench` (see
+`BatchedBenchEngine`).
 
 All engines of a run are loaded at once, each in its own process on the same CPUs, and are stopped
 while another is measured. In a round, every engine runs one workload, in alternating order. A round
@@ -60,6 +61,8 @@ KINDS = {
     "ctranslate2": ("float32", "int8"),
 }
 """The dtypes of each engine. mie's own is a setting."""
+FILE_ENGINES = ("llama.cpp", "ik_llama.cpp")
+"""The engines that read published files, beside mie."""
 SHORT = 16
 """Tokens of a prompt whose length does not matter."""
 MIN_SECONDS = 1.0
@@ -169,11 +172,11 @@ def rows_of_files(
 
     Each NAME=PROGRAM of ``programs`` is a row of a fork of llama.cpp.
     """
-    if others := set(names) - {BASELINE, "llama.cpp"}:
-        raise ValueError(f"--files has rows of mie and llama.cpp; got {', '.join(sorted(others))}")
+    if others := set(names) - {BASELINE, *FILE_ENGINES}:
+        readers = ", ".join(FILE_ENGINES)
+        raise ValueError(f"--files has rows of mie, {readers}; got {', '.join(sorted(others))}")
     rows = {row: (BASELINE, FILE, each[2]) for row, each in rows_of((), common, variants).items()}
-    if "llama.cpp" in names:
-        rows["llama.cpp"] = ("llama.cpp", FILE, {})
+    rows |= {name: (name, FILE, {}) for name in FILE_ENGINES if name in names}
     for each in programs:
         name, equals, program = each.partition("=")
         if not (name and equals) or name in rows:
@@ -328,7 +331,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     names = [*KINDS, *(f"{family}-{kind}" for family in KINDS for kind in KINDS[family])]
-    names += GGUF_TYPES
+    names += [*GGUF_TYPES, "ik_llama.cpp"]
     add = parser.add_argument
     what = parser.add_mutually_exclusive_group().add_argument
     what("--models", nargs="+", choices=[*SHAPES, BUNDLED], metavar="NAME")
@@ -351,6 +354,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         parser.error("--batched-bench needs --files")
     if missing := [str(each) for each in args.files if not each.is_file()]:
         parser.error(f"--files names no file: {', '.join(missing)}")
+    if not args.files and "ik_llama.cpp" in (args.engines or ()):
+        parser.error("ik_llama.cpp needs --files")
     default = [BASELINE, "llama.cpp"] if args.files else [*KINDS]
     engines: list[str] = args.engines or default
     try:

@@ -258,7 +258,7 @@ class LlamaCppEngine:
         # A context is shared out evenly, and each share has a multiple of 256 tokens.
         num_tokens = -(-(len(prompts[0]) + num_new_tokens) // 256) * 256
         self._set_context(len(prompts), len(prompts) * num_tokens)
-        self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), False)
+        self._clear()
         tokens: list[list[int]] = [[] for _ in prompts]
         times: list[list[float]] = [[] for _ in prompts]
         last = len(prompts[0]) - 1
@@ -280,6 +280,20 @@ class LlamaCppEngine:
         """Return the peak memory of the process."""
         return peak_bytes()
 
+    def _choose(self, params: Any) -> None:
+        """Change settings of a context. llama.cpp keeps the library's own."""
+
+    def _clear(self) -> None:
+        """Forget the tokens of all sequences."""
+        self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), False)
+
+    def _logits(self, indices: list[int]) -> Any:
+        """Return the logits of the rows that want logits, [len(indices), vocabulary]."""
+        import numpy as np
+
+        pointer = self._lib.llama_get_logits(self._context)  # they follow each other
+        return np.ctypeslib.as_array(pointer, (len(indices), self._vocab_size))
+
     def _set_context(self, num_seqs: int, num_tokens: int) -> None:
         if self._context_size == (num_seqs, num_tokens):
             return
@@ -289,6 +303,7 @@ class LlamaCppEngine:
         params = self._lib.llama_context_default_params()
         params.n_seq_max, params.n_ctx = num_seqs, num_tokens
         params.n_threads = params.n_threads_batch = self._threads
+        self._choose(params)
         self._context = self._lib.llama_init_from_model(self._model, params)
         if not self._context:
             raise RuntimeError("llama.cpp cannot create a context")
@@ -298,8 +313,6 @@ class LlamaCppEngine:
 
     def _decode(self, rows: list[tuple[int, int, int, bool]]) -> list[tuple[int, int]]:
         """Return (sequence, next token) for the rows that want one."""
-        import numpy as np
-
         batch = self._batch
         batch.n_tokens = len(rows)
         for i, (token, position, seq, wants_logits) in enumerate(rows):
@@ -309,12 +322,49 @@ class LlamaCppEngine:
         status = self._lib.llama_decode(self._context, batch)
         if status != 0:
             raise RuntimeError(f"llama_decode returned {status} for {len(rows)} tokens")
-        seqs = [seq for _, _, seq, wants_logits in rows if wants_logits]
-        if not seqs:
+        indices = [i for i, row in enumerate(rows) if row[3]]
+        if not indices:
             return []
-        pointer = self._lib.llama_get_logits(self._context)  # the rows that want logits, in order
-        logits = np.ctypeslib.as_array(pointer, (len(seqs), self._vocab_size))
-        return list(zip(seqs, logits.argmax(axis=-1).tolist(), strict=True))
+        tokens = self._logits(indices).argmax(axis=-1).tolist()
+        return [(rows[i][2], token) for i, token in zip(indices, tokens, strict=True)]
+
+
+class IkLlamaCppEngine(LlamaCppEngine):
+    """The engine ik_llama.cpp through its batch API, from the wheel ik-llama-cpp-python 0.1.5.
+
+    The wheel is built for AVX2. It has the batch API in a private module only. Its flash attention
+    aborts with several sequences in a batch ("GGML_ASSERT(S > 0) failed"), so it is for one only.
+    """
+
+    def __init__(self, spec: EngineSpec) -> None:
+        from ik_llama_cpp import _ctypes_api as lib
+
+        self._lib, self._threads = lib, spec.threads
+        lib.llama_backend_init()
+        path = spec.converted.encode()
+        self._model = lib.llama_model_load_from_file(path, lib.llama_model_default_params())
+        if not self._model:
+            raise RuntimeError(f"ik_llama.cpp cannot load {spec.converted}")
+        self._vocab_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))
+        self._context = self._batch = None
+        self._context_size = (0, 0)
+        self.version = f"ik-llama-cpp-python {importlib.metadata.version('ik-llama-cpp-python')}"
+
+    @staticmethod
+    def prepare(spec: EngineSpec) -> None:
+        """Do nothing, because the engine reads published files only."""
+
+    def _choose(self, params: Any) -> None:
+        params.flash_attn = params.n_seq_max == 1
+
+    def _clear(self) -> None:
+        self._lib.llama_kv_cache_clear(self._context)
+
+    def _logits(self, indices: list[int]) -> Any:
+        import numpy as np
+
+        pointers = [self._lib.llama_get_logits_ith(self._context, i) for i in indices]
+        return np.stack([np.ctypeslib.as_array(each, (self._vocab_size,)) for each in pointers])
 
 
 class BatchedBenchEngine:
@@ -427,6 +477,7 @@ ENGINES: dict[str, type[Engine]] = {
     "mie": MieEngine,
     "transformers": TransformersEngine,
     "llama.cpp": LlamaCppEngine,
+    "ik_llama.cpp": IkLlamaCppEngine,
     "batched-bench": BatchedBenchEngine,
     "ctranslate2": CTranslate2Engine,
 }

@@ -183,7 +183,7 @@ def test_the_rates_of_a_forks_program_become_the_rates_of_the_benchmark(tmp_path
 @pytest.mark.parametrize(
     ("names", "programs", "message"),
     [
-        (["ctranslate2"], [], "mie and llama.cpp; got ctranslate2"),
+        (["ctranslate2"], [], "mie, llama.cpp, ik_llama.cpp; got ctranslate2"),
         ([], ["/some/program"], "a fork is NAME=PROGRAM"),
         ([], ["mie=/some/program"], "a name of its own"),
     ],
