@@ -2,6 +2,7 @@
 
     python scripts/benchmark.py NAME [OPTION ...]        --help after the name lists its options
 
+arrivals     requests that arrive one after another, and the steps that serve them
 book         the gain of each mechanism, simulated
 cpu          generation on a CPU, beside other engines
 disk         the prefix cache on a disk
@@ -27,7 +28,7 @@ from bench.harness import untune
 MODULES = {"book": "book.report", "gpu": "gpu.main", "plots": "book.plots"}
 """Benchmarks with a module of another name in `bench`."""
 NAMES = (
-    *("book", "cpu", "disk", "gpu", "host", "plots", "ranks", "rows"),
+    *("arrivals", "book", "cpu", "disk", "gpu", "host", "plots", "ranks", "rows"),
     *("sched", "serve", "speculate", "start", "structured"),
 )
 

@@ -5,6 +5,7 @@ docs/kernels.md explains each.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -47,7 +48,7 @@ from mie.ops_gpu.queue import EmulatedQueue, Queue, in_queue
 from mie.ops_gpu.ready import graph_bytes, kernels_beside_steps, make_ready
 from mie.ops_gpu.recurrent import CupyRecurrent
 from mie.ops_gpu.sampling import Drawn, Sampler
-from mie.ops_gpu.steps import Steps
+from mie.ops_gpu.steps import StepKind, Steps
 from mie.ops_gpu.weights import CupyLinear, Matrix, check_size, load_parts, packed_bytes
 
 
@@ -118,6 +119,11 @@ class CupyBackend(Backend):
             "batch_invariant": self._is_deterministic,
             "num_multiprocessors": self._chip.num_multiprocessors,
         }
+
+    @property
+    def step_counts(self) -> Counter[StepKind]:
+        """The number of steps so far, by how they were launched. The backend counts on."""
+        return self._steps.counts
 
     # Sizes.
 

@@ -8,6 +8,7 @@ Block tables have no size of their own. Their rows are wide on the device, and t
 the columns that a step uses.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -52,6 +53,23 @@ NO_SEQUENCES = StepBatch(
 Forward = Callable[[StepBatch], Array]
 
 
+LAUNCHES = ("never captured", "new", "captured", "replayed")
+"""How steps are launched.
+
+The first two are launched kernel by kernel: for good, or as the first step of their size. The
+others are graphs, captured in this step or in an earlier one.
+"""
+
+
+class StepKind(NamedTuple):
+    """Steps that are counted together."""
+
+    has_chunks: bool
+    """Whether they have chunks of prompts."""
+    launch: str
+    """One of `LAUNCHES`."""
+
+
 class CapturedStep(NamedTuple):
     """A graph of a forward pass, and the memory that it reads and writes."""
 
@@ -85,6 +103,8 @@ class Steps:
         """Whether matrices have slots of adapters."""
         self.adapters: Array | None = None
         """The slots of the tokens of the running step [T], if matrices have any."""
+        self.counts: Counter[StepKind] = Counter()
+        """The number of steps of each kind so far."""
         self.arena = Arena(launcher.xp)
         self._launcher = launcher
         self._queue = queue
@@ -118,6 +138,8 @@ class Steps:
 
     def launch_prompt(self, forward: Forward, batch: StepBatch) -> Array:
         """Return the logits of a step that is never captured."""
+        has_chunks = batch.num_decodes is None or len(batch.seq_lens) > batch.num_decodes
+        self.counts[StepKind(has_chunks, "never captured")] += 1
         return self._launch(forward, self._upload(batch, None, None))
 
     def launch_empty(self, forward: Forward, bucket: Bucket, num_groups: int = 1) -> Array:
@@ -135,13 +157,17 @@ class Steps:
     def _run(self, forward: Forward, batch: StepBatch, bucket: Bucket) -> Array:
         """Run a padded step, eagerly the first time of its size, and then as a graph."""
         captured = self._captured.pop(bucket, None)
+        launch = "new" if captured is None else "replayed"
         if captured is not None:
             self._captured[bucket] = captured  # the last one: the most recently used
         device_batch = self._upload(batch, bucket, captured)
         if captured is None and bucket in self._warm and not self.enforces_eager:
             captured = self._capture(forward, device_batch)
             self._make_room(has_chunks=bucket.num_chunks > 0)
-            self._captured[bucket] = captured
+            self._captured[bucket], launch = captured, "captured"
+        if self.enforces_eager:
+            launch = "never captured"
+        self.counts[StepKind(bucket.num_chunks > 0, launch)] += 1
         if captured is None:
             logits = self._launch(forward, device_batch)
             self._warm.add(bucket)

@@ -5,9 +5,9 @@
 
 Each part runs in its own processes with a time limit. A part that the total leaves no time for is
 skipped by name. After every part, DIR holds all results so far: gpu_check.json, and gpu_check.md, a
-page for docs/gpu/. The output of the processes is in gpu_check.log. The benchmark adds bench.json
-and bench.md. The script needs mie's dependencies, CuPy and pytest. It imports mie from this
-checkout.
+page for docs/gpu/. The output of the processes is in gpu_check.log. The benchmarks add bench.json
+and bench.md, arrivals.json and arrivals.md. The script needs mie's dependencies, CuPy and pytest.
+It imports mie from this checkout.
 
 Exit codes: 0 if nothing failed, 1 if a part failed, 2 without CuPy or a device.
 """
@@ -103,15 +103,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_child(args.child, args.tool, args.dry_run)
     directory = args.output.resolve()
     directory.mkdir(parents=True, exist_ok=True)
-    for name in ("gpu_check.log", "bench.json", "bench.md"):  # left by an earlier run
+    names = (f"{name}.{kind}" for name in ("bench", "arrivals") for kind in ("json", "md"))
+    for name in ("gpu_check.log", *names):  # left by an earlier run
         (directory / name).unlink(missing_ok=True)
     state = {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "commit": commit(args.commit),
     }
-    names = [name for name in PARTS if name in args.only]
+    parts = [name for name in PARTS if name in args.only]
     run = Run(directory=directory, is_dry_run=args.dry_run)
-    return check(run, names, args.seconds, state)
+    return check(run, parts, args.seconds, state)
 
 
 if __name__ == "__main__":

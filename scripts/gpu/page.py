@@ -16,12 +16,13 @@ def write_results(run: Run, state: Mapping[str, Any], parts: Sequence[Mapping[st
     """Write both files with the results so far."""
     values = {"is_dry_run": run.is_dry_run, "state": state, "parts": parts}
     (run.directory / "gpu_check.json").write_text(json.dumps(values, indent=2) + "\n")
-    bench = run.directory / "bench.md"
-    page = as_markdown(values, bench.read_text() if bench.exists() else "")
+    names = ("bench.md", "arrivals.md")
+    pages = [path.read_text() if (path := run.directory / name).exists() else "" for name in names]
+    page = as_markdown(values, *pages)
     (run.directory / "gpu_check.md").write_text(page)
 
 
-def as_markdown(values: Mapping[str, Any], bench: str) -> str:
+def as_markdown(values: Mapping[str, Any], bench: str, arrivals: str) -> str:
     """Return the page for docs/gpu/."""
     state = values["state"]
     lines = [f"# {state.get('device', 'No device')}, {state['date']}", ""]
@@ -40,6 +41,8 @@ def as_markdown(values: Mapping[str, Any], bench: str) -> str:
     if bench:
         lines += ["", "## Benchmark", "", bench.rstrip()]
         lines += ["", "## Decode steps beside the simulator's", "", *beside_simulated(values)]
+    if arrivals:
+        lines += ["", "## Arrivals", "", arrivals.rstrip()]
     return "\n".join(lines) + "\n"
 
 
@@ -78,8 +81,8 @@ def beside_simulated(values: Mapping[str, Any]) -> list[str]:
 
 
 def short_details(part: Mapping[str, Any]) -> str:
-    """Return a part's counts in a few words. The benchmark and the environment have sections."""
-    if part["name"] in ("environment", "benchmark"):
+    """Return a part's counts in a few words. The benchmarks and the environment have sections."""
+    if part["name"] in ("environment", "arrivals", "benchmark"):
         return ""
     items = part["details"].items()
     return ", ".join(f"{key} {value}" for key, value in items if key != "failures")

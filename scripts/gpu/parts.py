@@ -143,6 +143,26 @@ def diff(run: Run, seconds: float) -> Outcome:
     return Outcome(status="failed" if bad else "passed", reason="; ".join(bad), details=verdicts)
 
 
+def arrivals(run: Run, seconds: float) -> Outcome:
+    """Run scripts/benchmark.py arrivals, with captured steps and without."""
+    prefix = run.directory / "arrivals"
+    script = SCRIPTS / "benchmark.py"
+    command: list[str | Path] = [sys.executable, script, "arrivals", "--output", prefix]
+    command += ["--compare", "enforce_eager=True", "--rounds", "1"]
+    if run.is_dry_run:
+        command += ["--backend", "cupy-emulated", "--model", "toy", "--requests", "3"]
+        command += ["--rates", "100", "--max-model-len", "16"]
+    else:
+        command += ["--backend", "cupy", "--model", "TinyLlama-1.1B", "--requests", "200"]
+        command += ["--rates", "20", "80", "--max-model-len", "1024", "--set", "dtype=float16"]
+    done = run.execute(command, seconds)
+    results = Path(f"{prefix}.json")
+    details = json.loads(results.read_text()) if results.exists() else {}
+    if done.exit_code == 0:
+        return Outcome(status="passed", details=details)
+    return Outcome(status="failed", reason=how_it_ended(done, seconds), details=details)
+
+
 def benchmark(run: Run, seconds: float) -> Outcome:
     """Run scripts/benchmark.py gpu. Rows measured before its time limit count."""
     prefix = run.directory / "bench"
@@ -209,6 +229,7 @@ PARTS: Mapping[str, tuple[Part, float]] = {
     "graphs": (graphs, 40),
     "compute-sanitizer": (sanitizers, 100),
     "mie diff": (diff, 60),
+    "arrivals": (arrivals, 90),
     "benchmark": (benchmark, 300),
 }
 """Each part with its time limit in seconds, in the order in which they run."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import datetime
 import json
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -17,6 +15,8 @@ from mie.lab.sim.driver import run_load
 from mie.lab.sim.simulated import simulated, simulated_on
 from mie.lab.workload import Text, Workload, WorkloadRequest
 
+from ...bench import azure
+from ...bench.azure import Arrival
 from ..case import Case, Row, Run, Suite
 
 MOONCAKE = "https://github.com/kvcache-ai/Mooncake/tree/main/FAST25-release"
@@ -91,18 +91,12 @@ def measure_mooncake(name: str, run: Run) -> Iterator[Row]:
     yield from _served(f"Mooncake, {name}", requests, MOONCAKE)
 
 
-def read_azure(run: Run, name: str) -> list[tuple[int, int, int]]:
-    """Return the nanoseconds, prompt and answer lengths of a trace."""
-    with run.path(f"azure_{name}.csv").open(newline="") as file:
-        rows = list(islice(csv.DictReader(file), QUICK if run.is_quick else FULL))
-    times = [datetime.datetime.fromisoformat(row["TIMESTAMP"][:26]) for row in rows]
+def read_azure(run: Run, name: str) -> list[Arrival]:
+    """Return the requests of a trace with lengths that are divided by `SCALE`."""
+    rows = azure.read_azure(run.path(f"azure_{name}.csv"), QUICK if run.is_quick else None)
     return [
-        (
-            round((time - times[0]).total_seconds() * 1e9),
-            max(1, int(row["ContextTokens"]) // SCALE),
-            max(1, int(row["GeneratedTokens"]) // SCALE),
-        )
-        for time, row in zip(times, rows, strict=True)
+        Arrival(time, max(1, prompt // SCALE), max(1, answer // SCALE))
+        for time, prompt, answer in rows
     ]
 
 

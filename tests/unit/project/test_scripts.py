@@ -69,7 +69,16 @@ def test_a_dry_run_goes_through_every_part(tmp_path: Path, monkeypatch: pytest.M
     assert values["state"]["commit"] == "abc123"
     assert values["parts"][1]["details"]["passed"] > 0
     assert values["parts"][-1]["details"]["decode"]
-    for words in ("dry run", "* commit: abc123", "| parity | passed |", "### Decode attention"):
+    rows = values["parts"][-2]["details"]["rows"]
+    assert [row["setting"] for row in rows] == ["as it is", "enforce_eager=True"]
+    assert {kind[1] for kind in rows[1]["launched"]} == {"never captured"}
+    for words in (
+        "dry run",
+        "## Arrivals",
+        "* commit: abc123",
+        "| parity | passed |",
+        "### Decode attention",
+    ):
         assert words in page
     assert "exit code: 0" in (tmp_path / "gpu_check.log").read_text()
 
