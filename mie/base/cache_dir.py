@@ -6,6 +6,7 @@ only if no other user can have written to it.
 
 import hashlib
 import json
+import mmap
 import os
 import stat
 from collections.abc import Mapping
@@ -86,13 +87,22 @@ def is_private_file(path: Path) -> bool:
 
 def read_kept(cache: str, name: str) -> bytes | None:
     """Return the content of a file of a cache, or None if there is none whole and private."""
-    with suppress(OSError, CacheError):
+    content = map_kept(cache, name)
+    return None if content is None else bytes(content)
+
+
+def map_kept(cache: str, name: str) -> memoryview | None:
+    """Return what `read_kept` returns, but map it. Only parts that are read take memory."""
+    with suppress(OSError, ValueError, CacheError):  # an empty file cannot be mapped
         path = open_cache(cache) / name
         if is_private_file(path):
-            content = path.read_bytes()
-            kept = content[DIGEST_BYTES:]
-            if hashlib.sha256(kept).digest() == content[:DIGEST_BYTES]:
-                return kept
+            with open(path, "rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            content = memoryview(mapped)
+            if hashlib.sha256(content[DIGEST_BYTES:]).digest() == content[:DIGEST_BYTES]:
+                if hasattr(mmap, "MADV_DONTNEED"):
+                    mapped.madvise(mmap.MADV_DONTNEED)
+                return content[DIGEST_BYTES:]
     return None
 
 

@@ -70,3 +70,6 @@ MAX_PIECE_LENGTH, MAX_PIECE_CHARACTERS = 256, 1 << 22
 
 Each division of a piece into two is looked up. Llama 2 has 48 and 190,000.
 """
+
+MAX_TOKEN_LENGTH = 1 << 14
+"""Characters of a token of a byte-level vocabulary in a GGUF file. Llama 3 has 128."""

@@ -78,7 +78,9 @@ def load_parts(args: EngineArgs) -> Parts:
         ModelError: the model cannot be used; nothing stays loaded.
     """
     try:
-        return _load_parts(args)
+        parts = _load_parts(args)
+        _return_freed_memory()  # 70 MB of 490 after the first load of Gemma 3 270M
+        return parts
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "start new thread" not in str(error):
             raise
@@ -134,6 +136,15 @@ def digest_of_weights(args: EngineArgs, directory: Path) -> str:
     digest = f"random {args.seed}" if args.load_format == "dummy" else weights_digest(directory)
     forms = [each for each in (args.quantization, args.head_dtype) if each not in (None, "auto")]
     return " ".join([digest, *forms])
+
+
+def _return_freed_memory() -> None:
+    """Return memory that was freed to the system. The allocator of glibc keeps some of it."""
+    import ctypes  # which `mie --help` does not need
+
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _locate(args: EngineArgs) -> tuple[Path, Path]:

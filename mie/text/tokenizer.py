@@ -339,18 +339,18 @@ def encode_bad_words(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[
 def _of_gguf(header: GgufHeader) -> tuple[tokenizers.Tokenizer | PartialTokenizer, int]:
     """Return the tokenizer of a GGUF file and its number of ids, from the cache if possible."""
     # `mie --help` does not need NumPy.
-    from mie.checkpoint.gguf.kept_vocabulary import keep_vocabulary, kept_vocabulary
+    from mie.checkpoint.gguf import kept_vocabulary as cache
     from mie.text.partial_tokenizer import PartialTokenizer
 
     name = gguf.vocabulary_digest(header)
-    kept = None if name is None else kept_vocabulary(name)
-    if kept is not None:
-        return PartialTokenizer(kept, header.path), kept.num_ids
-    parts = gguf.tokenizer_json(header)
-    backend = built(parts, header.path)
-    if name is not None:
-        keep_vocabulary(name, parts)
-    return backend, max(parts["model"]["vocab"].values(), default=-1) + 1
+    found = None if name is None else cache.kept_vocabulary(name)
+    if found is None:
+        found = gguf.vocabulary(header)
+        if len(found.ids) < cache.MIN_PIECES:
+            return built(found.all_parts(), header.path), found.num_ids
+        if name is not None:
+            cache.keep_vocabulary(name, found)
+    return PartialTokenizer(found, header.path), found.num_ids
 
 
 def _missing(directory: Path) -> str:

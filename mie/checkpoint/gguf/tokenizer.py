@@ -3,25 +3,36 @@
 Two kinds are read: byte-level BPE with merges ("gpt2"), and SentencePiece's BPE with scores
 ("llama"). The result equals the files ``tokenizer.json`` and ``tokenizer_config.json`` of the
 original model in all that changes tokens.
+
+NumPy is imported where it is used: ``mie --help`` imports this module.
 """
+
+from __future__ import annotations
 
 import hashlib
 import logging
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mie.checkpoint.gguf.arrays import STRING, GgufArray
 from mie.checkpoint.gguf.header import NO_TOKEN, GgufHeader
-from mie.checkpoint.gguf.merges import cuts, find_merges, kept_merges
 from mie.checkpoint.gguf.splitters import DEFAULT, SPLITTERS, Splitter
-from mie.checkpoint.size_limits import MAX_PIECE_CHARACTERS, MAX_PIECE_LENGTH
+from mie.checkpoint.size_limits import MAX_PIECE_CHARACTERS, MAX_PIECE_LENGTH, MAX_TOKEN_LENGTH
 from mie.errors import TokenizerError, shown
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from mie.checkpoint.gguf.kept_vocabulary import KeptVocabulary
+    from mie.checkpoint.gguf.merges import Merges, Pieces
 
 _PREFIX = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+_ADDED = (_UNKNOWN, _CONTROL, _USER_DEFINED)
 _SPECIAL_IDS: Mapping[str, str] = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -66,34 +77,42 @@ def tokenizer_config(header: GgufHeader) -> dict[str, Any]:
     }
 
 
-def tokenizer_json(header: GgufHeader) -> dict[str, Any]:
-    """Return the model's ``tokenizer.json``.
+def vocabulary(header: GgufHeader) -> KeptVocabulary:
+    """Return the contents of the model's ``tokenizer.json``.
 
     Raises:
         TokenizerError: the vocabulary is missing or broken, or of a kind that is not read.
     """
+    import numpy as np  # which `mie --help` does not need
+
+    from mie.checkpoint.gguf.kept_vocabulary import KeptVocabulary
+
     found = _Vocabulary(header)
+    ids = found.ids
+    pieces = _pieces(found)
     if found.model == "gpt2":
-        parts = _bpe(found)
-        kinds = found.mended_kinds({one + two for one, two in parts["model"]["merges"]})
+        parts, merges = _bpe(found), _merges_of_texts(found, pieces)
     else:
-        parts = _sentencepiece(found)
-        kinds = found.mended_kinds()
-    strips = found.is_phi_3
+        parts, merges = _sentencepiece(found), _merges_of_scores(found, pieces)
+    is_merged = np.zeros(len(found.tokens), bool)
+    is_merged[ids[merges.results]] = True
+    kinds = found.mended_kinds(is_merged)
+    tokens, strips = found.tokens, found.is_phi_3
     added = [
         {
             "id": index,
-            "content": token,
+            "content": tokens[index],
             "single_word": False,
             "lstrip": False,
-            "rstrip": strips and token not in _KEEP_SPACES_OF_PHI_3,
+            "rstrip": strips and tokens[index] not in _KEEP_SPACES_OF_PHI_3,
             "normalized": False,
             "special": kind != _USER_DEFINED,
         }
-        for index, (token, kind) in enumerate(zip(found.tokens, kinds, strict=True))
-        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+        for index, kind in enumerate(kinds.tolist())
+        if kind in _ADDED
     ]
-    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **parts}
+    head = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added}
+    return KeptVocabulary.of({**head, **parts}, pieces, ids, merges)
 
 
 def vocabulary_digest(header: GgufHeader) -> str | None:
@@ -128,10 +147,7 @@ class _Vocabulary:
                 f"has a tokenizer of kind {shown(self.model)}; mie reads 'gpt2' and 'llama'", True
             )
         self.splitter = self._splitter() if self.model == "gpt2" else Splitter()
-        tokens = self._header.values.get(_PREFIX + "tokens")
-        if not isinstance(tokens, GgufArray) or tokens.kind != STRING or not tokens.count:
-            raise self.error(f"has no {_PREFIX}tokens of type str")
-        self._tokens = tokens
+        self._tokens = self.texts("tokens")
 
     @cached_property
     def tokens(self) -> Sequence[str]:
@@ -139,28 +155,22 @@ class _Vocabulary:
         return self.array("tokens", str)
 
     @cached_property
-    def kinds(self) -> Sequence[int]:
+    def kinds(self) -> NDArray[np.int64]:
         """The kind of each token."""
-        kinds = self.array("token_type", int, [_NORMAL] * len(self.tokens))
+        import numpy as np
+
+        kinds = np.array(self.array("token_type", int, [_NORMAL] * len(self.tokens)))
         if len(kinds) != len(self.tokens):
             raise self.error(f"has {len(self.tokens)} tokens, but {len(kinds)} types of them")
         return kinds
 
     @cached_property
-    def ids(self) -> dict[str, int]:
-        """The id of each token that is in use."""
-        ids = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
-        if len(ids) == len(self.tokens) and "" not in ids and _UNUSED not in self.kinds:
-            return ids
-        used = [
-            (token, index)
-            for index, (token, kind) in enumerate(zip(self.tokens, self.kinds, strict=True))
-            if kind != _UNUSED and token
-        ]
-        ids = dict(used)
-        if len(ids) < len(used):
-            raise self.error("has a token twice")
-        return ids
+    def ids(self) -> NDArray[np.int64]:
+        """The ids of the tokens that are in use."""
+        import numpy as np
+
+        lengths = np.array([*map(len, self.tokens)])
+        return np.flatnonzero((self.kinds != _UNUSED) & (lengths > 0))
 
     @property
     def is_phi_3(self) -> bool:
@@ -174,32 +184,27 @@ class _Vocabulary:
         is_named = "phi3" in re.sub(r"[-_ ]", "", name)
         return self.model == "llama" and (architecture == "phi3" or is_named)
 
-    def mended_kinds(self, merged: Container[str] | None = None) -> list[int]:
+    def mended_kinds(self, is_merged: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Return the kinds of the tokens. Some files call added tokens normal tokens.
 
-        A text never becomes such a token, because no merge makes it. ``merged`` has the tokens that
-        merges make. None: they are those with two parts in the vocabulary.
+        A text never becomes such a token, because no merge makes it. ``is_merged`` says of each
+        token whether a merge makes it.
         """
         special = {
             value
             for key, value in self._header.values.items()
             if key.startswith(_PREFIX) and key.endswith("_token_id")
         }
-        kinds = list(self.kinds)
-        suspects = {
-            token: index
-            for index, (token, kind) in enumerate(zip(self.tokens, kinds, strict=True))
-            if kind == _NORMAL
-            and (index in special or token[:1] in ("<", "["))
-            and len(token) > 1
-            and (index in special or _BRACKETED.fullmatch(token))
-        }
-        if merged is None:
-            merged = {token for token in suspects if any(cuts(token, self.ids))}
-        for token, index in suspects.items():
+        kinds: NDArray[np.int64] = self.kinds.copy()
+        for index, token in enumerate(self.tokens):
+            if token[:1] not in ("<", "[") and index not in special:
+                continue
+            is_suspect = index in special or _BRACKETED.fullmatch(token)
+            if kinds[index] != _NORMAL or len(token) < 2 or not is_suspect:
+                continue
             if token in END_TOKENS:
                 kinds[index] = _CONTROL
-            elif token not in merged:
+            elif not is_merged[index]:
                 is_control = index in special or token.startswith("<|")
                 kinds[index] = _CONTROL if is_control else _USER_DEFINED
         return kinds
@@ -217,10 +222,12 @@ class _Vocabulary:
             raise self.error(f"has no {_PREFIX}{key} of type {kind.__name__}")
         return values
 
-    def arrays(self, *keys: str) -> list[GgufArray]:
-        """Return those arrays that the file has, as they are."""
-        found = (self._header.values.get(_PREFIX + key) for key in keys)
-        return [array for array in found if isinstance(array, GgufArray)]
+    def texts(self, key: str) -> GgufArray:
+        """Return an array of texts that are not decoded."""
+        array = self._header.values.get(_PREFIX + key)
+        if not isinstance(array, GgufArray) or array.kind != STRING or not array.count:
+            raise self.error(f"has no {_PREFIX}{key} of type str")
+        return array
 
     def flag(self, key: str, default: bool) -> bool:
         """Return the boolean under ``key``. Some files write it as 0 or 1."""
@@ -268,13 +275,7 @@ class _Vocabulary:
 
 
 def _bpe(found: _Vocabulary) -> dict[str, Any]:
-    """Return the parts of a byte-level BPE."""
-    merges = []
-    for merge in found.array("merges", str):
-        place = merge.find(" ", 1)
-        if place < 0:
-            raise found.error(f"has the merge {shown(merge)} without a space")
-        merges.append((merge[:place], merge[place + 1 :]))
+    """Return the parts of a byte-level BPE, without pieces and merges."""
     splitter = found.splitter
     if splitter is SPLITTERS[DEFAULT]:
         logger.warning(
@@ -297,7 +298,7 @@ def _bpe(found: _Vocabulary) -> dict[str, Any]:
         },
         "post_processor": None,
         "decoder": _byte_level(use_regex=True),
-        "model": {"type": "BPE", **model, "vocab": found.ids, "merges": merges},
+        "model": {"type": "BPE", **model, "vocab": {}, "merges": []},
     }
 
 
@@ -307,11 +308,12 @@ def _byte_level(*, use_regex: bool) -> dict[str, Any]:
 
 
 def _sentencepiece(found: _Vocabulary) -> dict[str, Any]:
-    """Return the parts of a BPE. The merges follow from the scores of its pieces."""
+    """Return the parts of a BPE with bytes for unknown characters, without pieces and merges."""
     found.refuse("precompiled_charsmap")
     found.refuse("remove_extra_whitespaces")
-    typed = zip(found.tokens, found.kinds, strict=True)
-    unknown = found.token("unknown_token_id") or next((t for t, k in typed if k == _UNKNOWN), None)
+    unknown = found.token("unknown_token_id") or next(
+        (found.tokens[index] for index in (found.kinds == _UNKNOWN).nonzero()[0].tolist()), None
+    )
     to_marks = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     prefix = (
         [{"type": "Prepend", "prepend": _SPACE}] if found.flag("add_space_prefix", True) else []
@@ -328,28 +330,59 @@ def _sentencepiece(found: _Vocabulary) -> dict[str, Any]:
         "pre_tokenizer": None,
         "post_processor": None,
         "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": {"type": "BPE", **model, "vocab": found.ids, "merges": _merges(found)},
+        "model": {"type": "BPE", **model, "vocab": {}, "merges": []},
     }
 
 
-def _merges(found: _Vocabulary) -> list[tuple[str, str]]:
+def _pieces(found: _Vocabulary) -> Pieces:
+    """Return the tokens that are in use.
+
+    No token is longer than the limit, because a text's checksum takes 30 times its memory.
+    """
+    from mie.checkpoint.gguf.merges import Pieces
+
+    limit = MAX_PIECE_LENGTH if found.model == "llama" else MAX_TOKEN_LENGTH
+    longest = max(map(len, found.tokens))
+    if longest > limit:
+        raise found.error(f"has a token of {longest} characters; the limit is {limit}")
+    tokens, ids = found.tokens, found.ids
+    in_use = tokens if len(ids) == len(tokens) else [tokens[index] for index in ids.tolist()]
+    pieces = Pieces.of(in_use)
+    if pieces.same is not None:
+        one, two = pieces.same
+        if one == two:
+            raise found.error("has a token twice")
+        raise found.error(f"has two tokens with one checksum: {shown(one)} and {shown(two)}")
+    return pieces
+
+
+def _merges_of_texts(found: _Vocabulary, pieces: Pieces) -> Merges:
+    """Return the merges that the file lists."""
+    from mie.checkpoint.gguf.merges import merges_of_texts
+
+    texts = found.texts("merges")
+    merges = merges_of_texts(pieces, texts)
+    if not isinstance(merges, int):
+        return merges
+    merge = texts.text(merges)
+    lacks = "of texts that are no tokens" if " " in merge[1:] else "without a space"
+    raise found.error(f"has the merge {shown(merge)} {lacks}")
+
+
+def _merges_of_scores(found: _Vocabulary, pieces: Pieces) -> Merges:
     """Return the pairs that make up pieces, the best first."""
-    scores = found.array("scores", float)
+    import numpy as np
+
+    from mie.checkpoint.gguf.merges import merges_of_cuts
+
+    scores = np.array(found.array("scores", float))
     if len(scores) != len(found.tokens):
         raise found.error(f"has {len(found.tokens)} tokens, but {len(scores)} scores")
-    lengths = [*map(len, found.tokens)]
-    for number, limit, what in (
-        (max(lengths), MAX_PIECE_LENGTH, "a token"),
-        (sum(lengths), MAX_PIECE_CHARACTERS, "tokens"),
-    ):
-        if number > limit:
-            raise found.error(f"has {what} of {number} characters; the limit is {limit}")
-    merges = kept_merges(
-        found.arrays("tokens", "token_type", "scores"),
-        lambda: find_merges(found.tokens, found.kinds, scores, found.ids),
-    )
-    one, two = (map(found.tokens.__getitem__, part) for part in merges.T.tolist())
-    return [*zip(one, two, strict=True)]
+    total = int(pieces.lengths.sum())
+    if total > MAX_PIECE_CHARACTERS:
+        limit = MAX_PIECE_CHARACTERS
+        raise found.error(f"has tokens of {total} characters; the limit is {limit}")
+    return merges_of_cuts(pieces, found.kinds[found.ids] == _NORMAL, scores[found.ids])
 
 
 def _chat_templates(header: GgufHeader) -> Any:

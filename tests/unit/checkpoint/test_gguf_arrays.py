@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf_files
+import numpy as np
 import pytest
 from gguf_files import BYTE, NORMAL, UNKNOWN
 from hypothesis import given
@@ -18,12 +19,13 @@ from tokenizers import Tokenizer as Library
 from mie import LLM
 from mie.base import cache_dir
 from mie.checkpoint.gguf import header as header_module
+from mie.checkpoint.gguf import kept_vocabulary
 from mie.checkpoint.gguf import merges as merges_module
 from mie.checkpoint.gguf import tokenizer as tokenizer_module
 from mie.checkpoint.gguf.arrays import STRING, GgufArray, places_of_texts
 from mie.checkpoint.gguf.header import GgufHeader, opened, read_gguf
+from mie.checkpoint.gguf.merges import Merges, Pieces, merges_of_cuts, merges_of_texts
 from mie.checkpoint.locate import BUNDLED_DIRECTORY
-from mie.errors import TokenizerError
 from mie.text.tokenizer import Tokenizer
 
 PLAIN = st.text("ab▁é\0\x01", max_size=4)
@@ -119,6 +121,55 @@ def test_a_header_is_passed_on_and_a_directory_too(tmp_path: Path) -> None:
 
 # Merges
 
+PIECE = st.text("ab▁é猫", min_size=1, max_size=4)
+
+
+def cut_in_two(piece: str) -> list[tuple[str, str]]:
+    return [(piece[:place], piece[place:]) for place in range(1, len(piece))]
+
+
+@given(st.lists(st.tuples(PIECE, st.booleans(), st.integers(0, 2)), unique_by=lambda own: own[0]))
+def test_merges_are_those_of_transformers(vocabulary: list[tuple[str, bool, int]]) -> None:
+    scores = {piece: score for piece, _, score in vocabulary}
+    found = []
+    for piece, is_normal, score in vocabulary:
+        own = [(one, two) for one, two in cut_in_two(piece) if one in scores and two in scores]
+        found += [(score, len(one), len(two), (one, two)) for one, two in own if is_normal]
+    # transformers' generate_merges sorts by these and reverses, which keeps the order of equals.
+    wanted = [each[-1] for each in sorted(found, key=lambda each: each[:3], reverse=True)]
+    texts = [piece for piece, _, _ in vocabulary]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merges_module, "BATCH_BYTES", 7)
+        pieces = Pieces.of(texts)
+        is_normal = np.array([own[1] for own in vocabulary], bool)
+        merges = merges_of_cuts(pieces, is_normal, np.array([own[2] for own in vocabulary], float))
+        as_texts = array_of([f"{one} {two}" for one, two in wanted])
+        assert as_texts is not None
+        listed = merges_of_texts(pieces, as_texts)
+    assert not isinstance(listed, int)
+    for each in (merges, listed):
+        pairs = [(texts[one], texts[two]) for one, two in each.pairs.tolist()]
+        assert pairs == wanted
+        assert [texts[number] for number in each.results] == [one + two for one, two in wanted]
+
+
+WRONG = ["ab", "a ", " b", "", "b a", "x a", "a x", "a  b", "a b" * 9]
+
+
+@pytest.mark.parametrize("merge", ["a b", "  a", *WRONG])
+def test_the_number_of_a_wrong_merge_is_found(merge: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merges_module, "BATCH_BYTES", 20)
+    array = array_of(["a b"] * 3 + [merge] + ["a b"])
+    assert array is not None
+    found = merges_of_texts(Pieces.of(["a", "b", "ab", " ", " a"]), array)
+    assert (found == 3) if merge in WRONG else isinstance(found, Merges)
+
+
+def test_pieces_with_one_checksum_are_named() -> None:
+    assert Pieces.of(["a", "b", "ab"]).same is None
+    assert Pieces.of(["a", "b", "a"]).same == ("a", "a")
+    assert Pieces.of([]).find_texts(["a"]) == []
+
 
 def pieces(**changes: Any) -> dict[str, Any]:
     """Return the metadata of a vocabulary in which two merges make "abc"."""
@@ -136,30 +187,28 @@ def pieces(**changes: Any) -> dict[str, Any]:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "mie" / "merges"
+    monkeypatch.setattr(kept_vocabulary, "MIN_PIECES", 0)
+    return tmp_path / "cache" / "mie" / "tokenizers"
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of pieces of the vocabularies in which merges were searched."""
-    searched: list[int] = []
-    find_merges = tokenizer_module.find_merges
+def found(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files whose vocabularies were read."""
+    read: list[Path] = []
+    vocabulary = tokenizer_module.vocabulary
 
-    def counted(tokens: list[str], *rest: Any) -> Any:
-        searched.append(len(tokens))
-        return find_merges(tokens, *rest)
+    def counted(header: GgufHeader) -> Any:
+        read.append(header.path)
+        return vocabulary(header)
 
-    monkeypatch.setattr(tokenizer_module, "find_merges", counted)
-    return searched
+    monkeypatch.setattr(tokenizer_module, "vocabulary", counted)
+    return read
 
 
 def loaded(folder: Path, **changes: Any) -> str:
     path = folder / "m.gguf"
     path.write_bytes(gguf_files.gguf_bytes(pieces(**changes), {}))
-    tokenizer = Tokenizer.load(path, None)
-    as_text = Library.from_str(json.dumps(tokenizer_module.tokenizer_json(read_gguf(path))))
-    assert tokenizer.to_json() == as_text.to_str()
-    return tokenizer.to_json()
+    return Tokenizer.load(path, None).to_json()
 
 
 def merges_of(text: str) -> list[list[str]]:
@@ -167,14 +216,18 @@ def merges_of(text: str) -> list[list[str]]:
     return merges
 
 
-def test_a_vocabulary_is_searched_once(tmp_path: Path, cache: Path, found: list[int]) -> None:
+def test_a_vocabulary_is_read_once(tmp_path: Path, cache: Path, found: list[Path]) -> None:
     first = loaded(tmp_path)
-    assert found == [10]
+    path = tmp_path / "m.gguf"
+    assert found == [path]
+    parts = tokenizer_module.vocabulary(read_gguf(path)).all_parts()
+    assert Library.from_str(json.dumps(parts)).to_str() == first
+    found.clear()
     assert merges_of(first) == [["b", "c"], ["a", "b"], ["ab", "c"], ["a", "bc"], ["▁", "a"]]
     assert loaded(tmp_path) == first
-    assert found == [10]
-    (path,) = cache.iterdir()
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert found == []
+    (kept,) = cache.iterdir()
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
 
 
@@ -188,29 +241,30 @@ def test_a_vocabulary_is_searched_once(tmp_path: Path, cache: Path, found: list[
     ids=["scores", "tokens", "kinds"],
 )
 def test_another_vocabulary_never_gets_the_merges_of_the_first(
-    changes: dict[str, Any], tmp_path: Path, cache: Path, found: list[int]
+    changes: dict[str, Any], tmp_path: Path, cache: Path, found: list[Path]
 ) -> None:
     first = merges_of(loaded(tmp_path))
     assert merges_of(loaded(tmp_path, **changes)) != first or "tokens" in changes
-    assert found == [10, 10]
+    assert len(found) == 2
     assert len([*cache.iterdir()]) == 2
 
 
-def test_another_source_finds_its_own_merges(
-    tmp_path: Path, cache: Path, found: list[int], monkeypatch: pytest.MonkeyPatch
+def test_another_source_makes_its_own_tokenizer(
+    tmp_path: Path, cache: Path, found: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded(tmp_path)
-    for name in ("arrays.py", "merges.py", "tokenizer.py"):
-        source = Path(merges_module.__file__).with_name(name)
-        (tmp_path / name).write_bytes(source.read_bytes())
-    monkeypatch.setattr(merges_module, "__file__", str(tmp_path / "merges.py"))
+    folder = Path(tokenizer_module.__file__).parent
+    sources = [path for path in folder.iterdir() if path.is_file()]
+    for source in sources:
+        (tmp_path / source.name).write_bytes(source.read_bytes())
+    monkeypatch.setattr(tokenizer_module, "__file__", str(tmp_path / "tokenizer.py"))
     loaded(tmp_path)
     assert len(found) == 1
-    for name in ("arrays.py", "merges.py", "tokenizer.py"):
+    for name in ("arrays.py", "merges.py", "kept_vocabulary.py", "splitters.json", "tokenizer.py"):
         with (tmp_path / name).open("a") as file:
             file.write("#")
         loaded(tmp_path)
-    assert len(found) == 4
+    assert len(found) == 6
 
 
 def flipped(path: Path, at: int) -> None:
@@ -228,7 +282,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "truncated": lambda path: path.write_bytes(path.read_bytes()[:-8]),
     "longer": lambda path: path.write_bytes(path.read_bytes() + bytes(8)),
     "empty": lambda path: path.write_bytes(b""),
-    "a bit of the merges": lambda path: flipped(path, -4),
+    "a bit of the arrays": lambda path: flipped(path, -4),
     "a bit of the digest": lambda path: flipped(path, 3),
     "a link": linked,
     "others may write": lambda path: path.chmod(0o622),
@@ -258,19 +312,19 @@ def full_disk(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("lack", [no_folder, full_disk])
-def test_without_a_cache_merges_are_found_at_every_load(
+def test_without_a_cache_a_vocabulary_is_read_at_every_load(
     lack, tmp_path, cache, found, monkeypatch
 ) -> None:
     lack(cache, monkeypatch)
     assert loaded(tmp_path) == loaded(tmp_path)
-    assert len(found) == 4
+    assert len(found) == 2
     assert not [path for path in cache.rglob("*") if path.is_file()]
 
 
 def test_only_the_newest_vocabularies_stay(
-    tmp_path: Path, cache: Path, found: list[int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cache: Path, found: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merges_module, "MAX_FILES", 2)
+    monkeypatch.setattr(kept_vocabulary, "MAX_FILES", 2)
     for number in range(4):
         loaded(tmp_path, scores=[float(number)] * 10)
         newest = max(cache.iterdir(), key=lambda path: path.stat().st_mtime_ns)
@@ -278,9 +332,3 @@ def test_only_the_newest_vocabularies_stay(
     assert len([*cache.iterdir()]) == 2
     loaded(tmp_path, scores=[3.0] * 10)
     assert len(found) == 4
-
-
-def test_a_piece_that_is_too_long_is_refused_before_the_search(tmp_path, cache, found) -> None:
-    with pytest.raises(TokenizerError, match="257 characters; the limit"):
-        loaded(tmp_path, tokens=["x" * 257, *pieces()["tokenizer.ggml.tokens"][1:]])
-    assert not found

@@ -20,7 +20,7 @@ from mie.checkpoint.gguf import kept_vocabulary
 from mie.checkpoint.gguf import tokenizer as tokenizer_module
 from mie.checkpoint.gguf.architectures import ARCHITECTURES
 from mie.checkpoint.gguf.header import read_gguf
-from mie.checkpoint.gguf.tokenizer import tokenizer_json
+from mie.checkpoint.gguf.tokenizer import vocabulary
 from mie.checkpoint.locate import BUNDLED_DIRECTORY
 from mie.errors import ChatTemplateError, RequestError, TokenizerError
 from mie.text import partial_tokenizer
@@ -206,7 +206,7 @@ def write(path: Path, values: dict[str, Any]) -> Path:
 def test_bpe_equals_the_library_token_for_token(bpe: Any) -> None:
     pre, reference, path = bpe
     tokenizer = Tokenizer.load(path, None)
-    as_text = json.dumps(tokenizer_json(read_gguf(path)))
+    as_text = json.dumps(vocabulary(read_gguf(path)).all_parts())
     assert tokenizer.to_json() == Library.from_str(as_text).to_str()
     for text in TEXTS:
         ids = reference.encode(text).ids
@@ -229,7 +229,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Any:
     def load(path: Path) -> Tokenizer:
         Tokenizer.load(path, None)
         with monkeypatch.context() as patch:
-            patch.delattr(tokenizer_module, "tokenizer_json")
+            patch.delattr(tokenizer_module, "vocabulary")
             return Tokenizer.load(path, None)
 
     return load
@@ -247,7 +247,7 @@ def test_a_kept_bpe_gives_the_same_tokens(
 ) -> None:
     pre, reference, path = bpe
     if pre == "default":  # such a file is read with a warning each time
-        with pytest.raises(AttributeError, match="tokenizer_json"):
+        with pytest.raises(AttributeError, match="vocabulary"):
             kept(path)
         return
     monkeypatch.setattr(partial_tokenizer, "MAX_TEXTS", 1000)
@@ -276,7 +276,7 @@ def test_a_partial_tokenizer_becomes_whole_where_a_caller_needs_more(
     reference = library_tokenizer("qwen2")
     reference.save(str(tmp_path / "tokenizer.json"))
     path = write(tmp_path / "m.gguf", gguf_files.bpe_of(tmp_path, "qwen2", 0))
-    as_text = Library.from_str(json.dumps(tokenizer_json(read_gguf(path)))).to_str()
+    as_text = Library.from_str(json.dumps(vocabulary(read_gguf(path)).all_parts())).to_str()
     text = "e\u0301 is not in NFC, and some " * 100
     assert kept(path).encode(text) == reference.encode(text).ids
     assert kept(path).vocabulary() == reference.get_vocab()
@@ -584,7 +584,10 @@ def test_a_tokenizer_that_is_given_takes_precedence(tmp_path: Path) -> None:
         ({"tokens": ["a", "a"], "token_type": [1, 1]}, "has a token twice"),
         ({"token_type": [1]}, "but 1 types of them"),
         ({"merges": ["ab"]}, "the merge 'ab' without a space"),
-        ({"merges": ["no such"]}, "is not a tokenizer"),
+        ({"merges": ["no such"]}, "the merge 'no such' of texts that are no tokens"),
+        ({"merges": ["a b" * 9999]}, "of texts that are no tokens"),
+        ({"merges": [1, 2]}, "has no tokenizer.ggml.merges of type str"),
+        ({"tokens": ["a" * 16385], "token_type": [1]}, "16385 characters; the limit is 16384"),
         ({"bos_token_id": 10**6}, "bos_token_id 1000000, which is not a token"),
         ({"bos_token_id": "x"}, "bos_token_id 'x', which is not a token"),
         ({"padding_token_id": "x"}, "padding_token_id 'x', which is not a token"),
@@ -627,7 +630,7 @@ def test_kept_pieces_give_the_same_tokens(
     monkeypatch.setattr(partial_tokenizer, "MAX_TEXTS", 1000)
     values = pieces() | {"tokenizer.ggml.add_space_prefix": adds_space}
     path = write(tmp_path / "m.gguf", values)
-    whole = Library.from_str(json.dumps(tokenizer_json(read_gguf(path))))
+    whole = Library.from_str(json.dumps(vocabulary(read_gguf(path)).all_parts()))
     tokenizer = kept(path)
     monkeypatch.setattr(partial_tokenizer.PartialTokenizer, "whole", None)
     for text in mixed([*TEXTS, "a<tool>quickly</s> quickly"], 60):
