@@ -31,7 +31,10 @@ from mie.ranks.backend import RankBackend
 from mie.ranks.exchange import Abandoned, Exchange
 
 _PROGRAM = "mie.load.rank_program"
-_OF_ENVIRONMENT = ("HOME", "MIE_", "NUMBA_", "OMP_", "OPENBLAS_", "TMPDIR", "XDG_")
+_OF_ENVIRONMENT = (
+    *("CUDA_", "CUPY_", "CXX", "HOME", "MIE_", "NCCL_", "NUMBA_", "OMP_", "OPENBLAS_", "PATH"),
+    *("TMPDIR", "XDG_"),
+)
 """Beginnings of the names of variables that a rank needs as rank 0 has them."""
 _SECONDS_TO_START = 60.0
 _SECONDS_TO_EXPLAIN = 5.0
@@ -103,7 +106,7 @@ class Ranks:
         """Wait at the end of the block until all ranks have loaded. An error ends them."""
         try:
             yield
-            with backend.exchange.command("ready"):
+            with backend.command("ready"):
                 pass
         except BaseException:
             self.end()
@@ -145,9 +148,11 @@ def serve(order: Order, rank: int, memory: mmap.mmap, check: Callable[[], object
     backend.connect(Exchange(memory, backend.share, check))
     slots = new_slots(opened, backend, order.plan.config)
     part = load_device_part(opened, chosen, order.plan, adapters=slots)
-    prepare(part, order.plan, opened.config, use_tqdm=False)
-    follower = Follower(backend, part.forward, part.states, slots)
-    follower.run()
+    ready = partial(prepare, part, order.plan, opened.config, use_tqdm=False)
+    try:
+        Follower(backend, ready, part.forward, part.states, slots).run()
+    finally:
+        backend.results.leave()
 
 
 class Follower:
@@ -156,11 +161,12 @@ class Follower:
     def __init__(
         self,
         backend: RankBackend,
+        prepare: Callable[[], None],
         forward: Callable[[StepBatch], Array],
         states: Any,
         slots: AdapterSlots | None,
     ) -> None:
-        self._backend, self._forward = backend, forward
+        self._backend, self._prepare, self._forward = backend, prepare, forward
         self._states, self._slots = states, slots
 
     def run(self) -> None:
@@ -173,14 +179,23 @@ class Follower:
                     return
                 getattr(self, name)(*arguments)
             except Abandoned:
+                self._backend.results.leave()
                 exchange.rejoin()
+
+    def join(self, invitation: object) -> None:
+        """Join the other ranks."""
+        self._backend.results.join(invitation, self._backend.exchange.wait)
+
+    def prepare(self) -> None:
+        """Compile the code of steps."""
+        self._prepare()
 
     def ready(self) -> None:
         """Do nothing. Rank 0 has waited until this rank has loaded its part."""
 
     def run_step(self, batch: StepBatch) -> None:
         """Run the rank's part of a step."""
-        self._backend.run_own_step(self._forward, batch)
+        self._backend.results.run_step(self._forward, batch)
 
     def move_blocks(self, source: int, target: int, src: Any, dst: Any) -> None:
         """Move the rank's part of blocks, between caches by their numbers."""
@@ -211,7 +226,7 @@ class RankSlots:
     def put(self, slot: int, changes: Mapping[str, LowRank]) -> None:
         """Fill a slot with an adapter's changes by tensor."""
         backend = self._backend
-        with backend.exchange.command("put", slot, changes):
+        with backend.command("put", slot, changes):
             self._slots.put(slot, backend.share.changes(changes, backend.model))
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,6 @@ import numpy as np
 
 from mie.model.config import ModelConfig
 from mie.ops.adapters.low_rank import SlotShape
-from mie.ops.arrays import Bools, Floats
 from mie.ops.backend import (
     Array,
     Backend,
@@ -19,11 +19,13 @@ from mie.ops.backend import (
     HeadWeights,
     KVCacheShape,
     Memory,
+    Progress,
     StepBatch,
     StepSize,
 )
 from mie.ops.numpy_backend import NumpyLinear
-from mie.ranks.exchange import Exchange, memory_bytes
+from mie.ranks.exchange import Exchange
+from mie.ranks.results import HostResults, Results
 from mie.ranks.share import Share
 
 
@@ -49,7 +51,11 @@ class RankBackend:
         self._vocab_size = model.vocab_size
         self.model = model
         """The sizes of the whole model."""
-        self._is_own: Bools = np.empty(0, bool)  # whether the rank has each token's embedding
+        make: Any = getattr(inner, "new_gathers", None)  # a GPU has its own way
+        given = share.rank, share.num_ranks, model.vocab_size
+        self.results: Results = (
+            make(*given) if make else HostResults(inner, share, model.vocab_size)
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -62,6 +68,26 @@ class RankBackend:
     def connect(self, exchange: Exchange) -> None:
         """Set the memory that the ranks share."""
         self.exchange = exchange
+        self.results.connect(exchange)
+
+    @contextmanager
+    def command(self, name: str, *arguments: object) -> Iterator[None]:
+        """Let the other ranks run a command, while the body runs it in this one.
+
+        Before the first command, and after a command that was interrupted, the ranks first join.
+
+        Raises:
+            WorkerError: a rank has ended or is silent, or this process is a fork.
+        """
+        if self.share.rank == 0:
+            if not self.exchange.is_clean:
+                self.exchange.start_over(self.results.leave)
+            invitation = self.results.invite()
+            if invitation is not None:
+                with self.exchange.command("join", invitation):
+                    self.results.join(invitation, self.exchange.wait)
+        with self.exchange.command(name, *arguments):
+            yield
 
     def numerics(self) -> dict[str, str | int]:
         """Return the facts that select how numbers are rounded. On jit, ranks are no such fact."""
@@ -74,6 +100,8 @@ class RankBackend:
 
     def memory(self) -> Memory:
         memory = self.inner.memory()
+        if self.results.is_whole_machine:
+            return memory
         return replace(memory, available_bytes=memory.available_bytes // self.share.num_ranks)
 
     def weight_bytes(self, shape: tuple[int, ...], form: Form | None = None) -> int:
@@ -92,7 +120,7 @@ class RankBackend:
             expert_size=model.experts.size if model.experts else 0,
             cache=replace(size.cache, num_kv_heads=model.num_kv_heads),
         )
-        return self.inner.step_bytes(whole) + self.exchange_bytes() // ranks
+        return self.results.step_bytes(whole) + self.exchange_bytes() // ranks
 
     def exchange_bytes(self) -> int:
         """Return the size of the shared memory."""
@@ -100,7 +128,7 @@ class RankBackend:
         inner = max(map(model.mlp_size, range(model.num_layers)))
         inner = max(inner, model.experts.size if model.experts else 0)
         widest = max(model.vocab_size, model.hidden_size, inner, model.num_heads * model.head_dim)
-        return memory_bytes(self.share.num_ranks, 8 * widest)  # a float64 at most
+        return self.results.host_bytes(widest)
 
     # Caches.
 
@@ -119,20 +147,14 @@ class RankBackend:
             next(i for i, cache in enumerate(self.caches) if cache is each)
             for each in (source, target)
         ]
-        with self.exchange.command("move_blocks", *numbers, src, dst):
+        with self.command("move_blocks", *numbers, src, dst):
             self.inner.move_blocks(source, target, src, dst)
 
     # Operators.
 
     def embed(self, token_ids: Array, embedding: Array, scale: float = 1.0) -> Array:
         """Look up the embeddings that the rank has, and gather the rows of the others."""
-        x = self.inner.embed(token_ids, embedding, scale)
-        return self._exchanged(self._pick, x, x.shape[-1])
-
-    def _pick(self, out: Floats, x: Floats, added: None) -> None:
-        is_own = np.full(len(out), self.share.rank == 0)  # of the rows that pad a step, too
-        is_own[: len(self._is_own)] = self._is_own
-        self.exchange.pick(out, x, is_own)
+        return self.results.embed(token_ids, embedding, scale)
 
     def linear(self, x: Array, weight: Array, residual: Array | None = None) -> Array:
         num_outputs, num_inputs = _shape(weight)
@@ -141,14 +163,9 @@ class RankBackend:
             return self.inner.linear(x, weight, residual)
         width = residual.shape[-1]
         if getattr(weight, "slots", None) is not None:  # adapters add to the sum with the residual
-            own = self._exchanged(self._take_own, residual, num_outputs)
+            own = self.results.own(residual, num_outputs)
             return self.whole(self.inner.linear(x, weight, own), width)
-        y = self.inner.linear(x, weight)
-        return self._exchanged(self.exchange.gather, y, width, residual)
-
-    def _take_own(self, out: Floats, x: Floats, added: None) -> None:
-        own = self.share.part(x.shape[-1])
-        out[...] = x[:, own.start : own.stop]
+        return self.results.whole(self.inner.linear(x, weight), width, residual)
 
     def norm_add(self, x: Array, weight: Array, eps: float, residual: Array) -> Array:
         return self.inner.norm_add(self.whole(x, residual.shape[-1]), weight, eps, residual)
@@ -183,37 +200,12 @@ class RankBackend:
         self, qkv: Array, first: int, own: range, norm: Array, eps: float
     ) -> Array:
         """Normalise columns from ``first`` on, the ``own`` columns of the heads of all ranks."""
-        columns = slice(first, first + len(own))
-
-        def take(out: Floats, x: Floats, added: None) -> None:
-            self.exchange.gather(out, x[:, columns], own=own)
-
-        def put(out: Floats, x: Floats, normed: Floats) -> None:
-            out[...] = x
-            out[:, columns] = normed[:, own.start : own.stop]
-
-        normed = self.inner.rms_norm(self._exchanged(take, qkv, norm.size), norm, eps)
-        return self._exchanged(put, qkv, qkv.shape[-1], normed)
+        heads = self.results.columns(qkv, first, own, norm.size)
+        return self.results.replace(qkv, first, own, self.inner.rms_norm(heads, norm, eps))
 
     def whole(self, x: Array, width: int) -> Array:
         """Return a result [T, width], of which each rank may have a part."""
-        return x if x.shape[-1] == width else self._exchanged(self.exchange.gather, x, width)
-
-    def _exchanged(
-        self, function: Callable[..., None], x: Array, width: int, added: Array | None = None
-    ) -> Array:
-        """Return a result [T, width] that ``function`` fills from x and ``added``.
-
-        In a program that is being recorded, the function becomes a part of the program, and in a
-        graph a task of the graph.
-        """
-        if not isinstance(x, np.ndarray):
-            return x.program.call(function, x, width, added)
-        if hasattr(self.inner, "call"):
-            return self.inner.call(function, x, width, added)
-        out = np.empty((len(x), width), x.dtype)
-        function(out, x, added)
-        return out
+        return x if x.shape[-1] == width else self.results.whole(x, width)
 
     @property
     def experts(self) -> Any:
@@ -227,23 +219,25 @@ class RankBackend:
 
     @property
     def recurrent(self) -> Any:
-        return _Recurrent(self.inner.recurrent, self.exchange)
+        return _Recurrent(self.inner.recurrent, self.command)
 
     # Steps.
+
+    def prepare(
+        self, progress: Progress, forward: Callable[[StepBatch], Array], size: StepSize
+    ) -> None:
+        """Compile the code of steps in all ranks."""
+        if self.share.rank:
+            self.results.prepare(progress, forward, size)
+            return
+        with self.command("prepare"):
+            self.results.prepare(progress, forward, size)
 
     def run_step(self, forward: Callable[[StepBatch], Array], batch: StepBatch) -> Array:
         """Run a step in all ranks, and return its logits [R, V]."""
         batch = batch.with_tokens()
-        with self.exchange.command("run_step", batch):
-            return self.run_own_step(forward, batch)
-
-    def run_own_step(self, forward: Callable[[StepBatch], Array], batch: StepBatch) -> Array:
-        """Run this rank's part of a step, and return the logits of all ranks."""
-        rows = self.share.part(self._vocab_size)
-        token_ids = batch.token_ids - rows.start
-        self._is_own = (token_ids >= 0) & (token_ids < len(rows))
-        own = replace(batch, token_ids=np.where(self._is_own, token_ids, 0))
-        return self.whole(self.inner.run_step(forward, own), self._vocab_size)
+        with self.command("run_step", batch):
+            return self.results.run_step(forward, batch)
 
 
 class _Adapters:
@@ -266,18 +260,18 @@ class _Adapters:
 class _Recurrent:
     """The operators of layers with states. All ranks have the states whole, and change them."""
 
-    def __init__(self, inner: Any, exchange: Exchange) -> None:
-        self._inner, self._exchange = inner, exchange
+    def __init__(self, inner: Any, command: Callable[..., AbstractContextManager[None]]) -> None:
+        self._inner, self._command = inner, command
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     def copy_states(self, states: Any, src: Sequence[int], dst: Sequence[int]) -> None:
-        with self._exchange.command("copy_states", src, dst):
+        with self._command("copy_states", src, dst):
             self._inner.copy_states(states, src, dst)
 
     def import_state(self, states: Any, slot: int, data: bytes) -> None:
-        with self._exchange.command("import_state", slot, data):
+        with self._command("import_state", slot, data):
             self._inner.import_state(states, slot, data)
 
 

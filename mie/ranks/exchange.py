@@ -37,6 +37,8 @@ SLICE, IDLE_SLICE = 0.05, 0.25
 """Seconds after which a waiting rank checks whether the others still run, in a step or idle."""
 PAUSE = 0.001
 """Seconds between two looks at a word of the shared memory."""
+SHORT_PAUSE = 5e-5
+"""Seconds between two looks at a GPU that computes a step."""
 
 _ROUND, _JOINED, _FIRST_ACK = range(3)  # words at the beginning; an acknowledgement a rank follows
 _SEMAPHORES, _SEMAPHORE_BYTES = 4096, 64  # POSIX's sem_t takes 32 bytes
@@ -72,7 +74,8 @@ class Exchange:
         self._post, self._try = quick.sem_post, quick.sem_trywait
         self._count = 0
         self._round = 0
-        self._is_clean = True
+        self.is_clean = True
+        """Whether the last command ended in this rank, without an exception."""
         self._patience = math.inf  # the others load their parts before the first command
         self._pid = os.getpid()
         mine = share.rank
@@ -135,18 +138,22 @@ class Exchange:
         Raises:
             WorkerError: a rank has ended or is silent, or this process is a fork.
         """
+        if self.is_clean:
+            self._check_here()
+        else:
+            self.start_over()
+        self.is_clean = False
+        self._send(pickle.dumps((name, arguments), pickle.HIGHEST_PROTOCOL))
+        yield
+        self.is_clean, self._patience = True, SILENCE
+
+    def _check_here(self) -> None:
         if os.getpid() != self._pid:
             raise WorkerError(
                 "this process was forked after the model was loaded on several ranks, which "
                 "belong to its parent (load the model after the fork)"
             )
         self._check()
-        if not self._is_clean:
-            self._start_over()
-        self._is_clean = False
-        self._send(pickle.dumps((name, arguments), pickle.HIGHEST_PROTOCOL))
-        yield
-        self._is_clean, self._patience = True, SILENCE
 
     def receive(self) -> tuple[str, tuple[Any, ...]]:
         """Wait for the next command and return it."""
@@ -183,11 +190,36 @@ class Exchange:
             if self._try(semaphore) == 0:
                 continue
             while not self._is_posted(semaphore, IDLE_SLICE if is_idle else SLICE):
-                if self._words[_ROUND] != self._round:
-                    raise Abandoned
-                self._check()
+                self.look()
                 if time.monotonic() > deadline:
                     raise _silent(other, self.share.num_ranks)
+
+    def wait(self, is_done: Callable[[], bool]) -> None:
+        """Wait for work that the ranks do together, until ``is_done`` returns true.
+
+        Raises:
+            Abandoned: rank 0 has given up the command.
+            WorkerError: a rank has ended, or in rank 0, it is silent.
+        """
+        begin = time.monotonic()
+        next_look = begin + SLICE
+        while not is_done():
+            now = time.monotonic()
+            if now >= next_look:
+                next_look = now + SLICE
+                self.look()
+                if now > begin + self._patience:
+                    raise WorkerError(
+                        f"the {self.share.num_ranks} ranks did not finish an exchange for "
+                        f"{SILENCE:.0f} s (end the process, and load the model again)"
+                    )
+            time.sleep(SHORT_PAUSE)
+
+    def look(self) -> None:
+        """Raise as `wait` does, if the command cannot go on."""
+        if self._words[_ROUND] != self._round:
+            raise Abandoned
+        self._check()
 
     def _is_posted(self, semaphore: ctypes.c_void_p, at_most: float) -> bool:
         """Wait for a semaphore so many seconds at most, and return whether it was posted."""
@@ -200,10 +232,15 @@ class Exchange:
             raise OSError(number, "sem_timedwait failed")
         return False
 
-    def _start_over(self) -> None:
-        """Make the other ranks give up the command that an exception has interrupted here."""
+    def start_over(self, leave: Callable[[], None] = lambda: None) -> None:
+        """Make the other ranks give up the command that an exception has interrupted here.
+
+        ``leave`` is called once they can see that. It ends exchanges that are not in this memory.
+        """
+        self._check_here()
         self._round = int(self._words[_ROUND]) + 1
         self._words[_ROUND] = self._round
+        leave()
         deadline = time.monotonic() + SILENCE
         for other in self._others:
             while self._words[_FIRST_ACK + other] != self._round:
@@ -216,6 +253,7 @@ class Exchange:
                 pass
         self._count = 0
         self._words[_JOINED] = self._round
+        self.is_clean = True
 
     def rejoin(self) -> None:
         """Join the others again after `Abandoned`."""
