@@ -57,6 +57,8 @@ def choose_backend(
         checkpoint_dtype=opened.config.dtype,
         weights_dtype=opened.widest_dtype,
         tell=tell,
+        rank=opened.share.rank if opened.share else 0,
+        num_ranks=num_ranks,
     )
     kept = HALVES.get(settings.dtype) if backend.name in AUTO_BACKENDS else None
     if opened.share is not None and opened.whole is not None:
@@ -78,16 +80,11 @@ def check_ranks(settings: LoadSettings) -> None:
             f"tensor_parallel_size is {size}; ranks share memory as Linux does, and this is "
             f"{sys.platform} (leave it out)"
         )
-    if settings.backend == "cupy":
-        raise ConfigError(
-            f"tensor_parallel_size is {size}; backend 'cupy' computes on one GPU in one process "
-            "(leave it out, or use backend='jit' or 'numpy')"
-        )
     for name in ("async_scheduling", "enable_lora"):
-        if settings.backend == "cupy-emulated" and getattr(config, name):
+        if settings.backend in ("cupy", "cupy-emulated") and getattr(config, name):
             raise ConfigError(
                 f"{name}=True is not supported with tensor_parallel_size={size} on backend "
-                "'cupy-emulated' (leave it out)"
+                f"{settings.backend!r} (leave it out)"
             )
     if config.prefix_cache_dir is not None:
         raise ConfigError(
@@ -104,6 +101,8 @@ def load_backend(
     checkpoint_dtype: str = "float16",
     weights_dtype: str = "float32",
     tell: Callable[[str], object] = str,
+    rank: int = 0,
+    num_ranks: int = 1,
 ) -> Backend:
     """Return the backend called ``name`` that computes in ``dtype``.
 
@@ -115,7 +114,8 @@ def load_backend(
 
     On a GPU, dtype "auto" follows ``checkpoint_dtype``, the dtype in the model's config.
     ``weights_dtype`` is the widest dtype of the matrices in the files. ``tell`` gets a line for the
-    log: the backend's name, with its threads or the reason why "auto" took it.
+    log: the backend's name, with its threads or the reason why "auto" took it. On "cupy", rank r of
+    several has GPU r.
 
     Raises:
         ConfigError: there is no such backend, it cannot run here, it does not compute in ``dtype``,
@@ -141,6 +141,7 @@ def load_backend(
         from mie.ops_gpu.load import load_cupy_backend, load_emulated_backend
 
         if name == "cupy":
+            settings |= {"rank": rank, "num_ranks": num_ranks}
             backend = load_cupy_backend(dtype, checkpoint_dtype=checkpoint_dtype, **settings)
         else:
             backend = load_emulated_backend(dtype, **settings)

@@ -8,7 +8,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,12 +38,13 @@ from mie.ops_gpu.batch import to_device
 from mie.ops_gpu.chip import Chip, device_memory
 from mie.ops_gpu.experts import CupyExperts
 from mie.ops_gpu.few_rows import MAX_OUTPUTS, Heads, Norm, most_sums_bytes
+from mie.ops_gpu.gathers import Gathers, Ranks
 from mie.ops_gpu.gemm import Gemm
 from mie.ops_gpu.integer import record_bytes
 from mie.ops_gpu.kv_cache import HostCache, KVCache
 from mie.ops_gpu.launcher import CupyLauncher, Launcher
 from mie.ops_gpu.products import WIDENED_BYTES, Products
-from mie.ops_gpu.queue import EmulatedQueue, Queue, in_queue
+from mie.ops_gpu.queue import Queue, in_queue
 from mie.ops_gpu.ready import graph_bytes, kernels_beside_steps, make_ready
 from mie.ops_gpu.recurrent import CupyRecurrent
 from mie.ops_gpu.sampling import Drawn, Sampler
@@ -59,7 +59,7 @@ class CupyBackend(Backend):
     "fp8" or "int4". Every sum is float32. With ``is_deterministic`` the result of a sequence does
     not depend on its batch. ``memory_share`` is the fraction of the device's memory to use,
     counting other processes. ``activations`` "int8" rounds the inputs of products with int4 and
-    int8 weights, as `mie.ops.weights.integer` defines it.
+    int8 weights, as `mie.ops.weights.integer` defines it. Ranks gather with the module ``nccl``.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class CupyBackend(Backend):
         memory_share: float = 1.0,
         kv_cache_dtype: str = "auto",
         activations: str = "float32",
+        nccl: Any = None,
     ) -> None:
         if dtype not in DTYPES:
             raise ConfigError(
@@ -92,6 +93,7 @@ class CupyBackend(Backend):
         self._xp = launcher.xp
         self._memory_share = memory_share
         self._queue = queue
+        self._nccl = nccl
         self._fresh = fresh(launcher.xp)
         self._is_deterministic = is_deterministic
         self._chip = chip
@@ -443,23 +445,10 @@ class CupyBackend(Backend):
         """Return the kernel of that name for the array's element type."""
         return self.launcher.kernel(file or f"{name}.cu", f"{name}<{kernel_type(array)}>")
 
-    def call(
-        self,
-        function: Callable[[Array, Array, Array | None], None],
-        x: Array,
-        width: int,
-        added: Array | None = None,
-    ) -> Array:
-        """Call a function of the host in the emulator's queue. Return its result [T, width].
-
-        The function fills its first argument from x and ``added``, and may overwrite ``added``.
-        """
-        out = added
-        if out is None:
-            out = self._empty(f"whole {width} of {x.shape[1]}", (len(x), width), x.dtype)
-        assert isinstance(self._queue, EmulatedQueue)
-        self._queue.submit(partial(function, out, x, added))
-        return out
+    def new_gathers(self, rank: int, num_ranks: int, vocab_size: int) -> Gathers:
+        """Return the gathers of a rank of several."""
+        parts = self.launcher, self._queue, self._steps, self._empty, self._nccl
+        return Gathers(self, *parts, Ranks(rank, num_ranks, vocab_size))
 
     # Layers that not every model has.
 

@@ -53,6 +53,10 @@ class Launcher(Protocol):
     def xp(self) -> ModuleType:
         """The module of the arrays: numpy or cupy."""
 
+    @property
+    def is_listing(self) -> bool:
+        """Whether kernels are only listed now, and no work may begin."""
+
     def kernel(self, file: str, name: str, options: tuple[str, ...] = ()) -> Kernel:
         """Return the kernel ``name``, a C++ expression such as ``rms_norm<float>``, in ``file``.
 
@@ -60,7 +64,8 @@ class Launcher(Protocol):
         """
 
 
-def _import_cupy() -> Any:
+def import_cupy() -> Any:
+    """Import CuPy, or raise an error that says how to install it."""
     try:
         import cupy
     except ModuleNotFoundError as error:
@@ -95,7 +100,7 @@ class CupyLauncher:
     """
 
     def __init__(self) -> None:
-        cupy = _import_cupy()
+        cupy = import_cupy()
         if not cupy.cuda.is_available():
             raise ConfigError(
                 "backend 'cupy' needs an NVIDIA GPU, and CuPy finds none (does nvidia-smi list "
@@ -121,6 +126,11 @@ class CupyLauncher:
         if key not in self._kernels:
             self._kernels[key] = CupyKernel(self.xp, key, self.cubins.get(key))
         return self._kernels[key]
+
+    @property
+    def is_listing(self) -> bool:
+        """Whether kernels are only listed now."""
+        return self._listed is not None
 
     @contextmanager
     def listing(self) -> Iterator[list[KernelName]]:

@@ -6,8 +6,10 @@ from mie.errors import ConfigError
 from mie.ops_gpu.chip import EMULATED_CHIP, current_chip
 from mie.ops_gpu.cublas import Cublas
 from mie.ops_gpu.cupy_backend import CupyBackend
+from mie.ops_gpu.gathers import nccl_of
 from mie.ops_gpu.gemm import NumpyGemm
-from mie.ops_gpu.launcher import CupyLauncher, EmulatedLauncher
+from mie.ops_gpu.host.nccl import EmulatedNccl
+from mie.ops_gpu.launcher import CupyLauncher, EmulatedLauncher, import_cupy
 from mie.ops_gpu.queue import CupyQueue, EmulatedQueue
 
 
@@ -20,14 +22,18 @@ def load_cupy_backend(
     kv_cache_dtype: str = "auto",
     enforce_eager: bool = False,
     activations: str = "float32",
+    rank: int = 0,
+    num_ranks: int = 1,
 ) -> CupyBackend:
-    """Return the backend of a GPU.
+    """Return the backend of a GPU. Rank r of several has CuPy's device r.
 
     dtype "auto" is bfloat16 if the checkpoint is, and else float16. Values of a model trained in
     bfloat16 may not fit float16.
     """
+    xp = import_cupy()
+    has_ranks = num_ranks > 1 and xp.cuda.is_available()
+    nccl = nccl_of(xp, rank, num_ranks) if has_ranks else None
     launcher = CupyLauncher()
-    xp = launcher.xp
     has_bfloat16 = int(xp.__version__.partition(".")[0]) >= 14
     chosen = dtype
     if dtype == "auto":
@@ -56,6 +62,7 @@ def load_cupy_backend(
         memory_share=gpu_memory_utilization,
         kv_cache_dtype=kv_cache_dtype,
         activations=activations,
+        nccl=nccl,
     )
 
 
@@ -82,4 +89,5 @@ def load_emulated_backend(
         is_deterministic=batch_invariant,
         kv_cache_dtype=kv_cache_dtype,
         activations=activations,
+        nccl=EmulatedNccl(queue.submit),
     )

@@ -8,7 +8,7 @@ grids and numbers) are fixed, but the contents of the memory may change.
 import functools
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -16,11 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.ops.backend import Array
+from mie.ops_gpu.host.nccl import Address
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 Task = Callable[[], None]
+
+
+Wait = Callable[[Callable[[], bool]], None]
 
 
 def no_wait() -> None:
@@ -32,6 +36,15 @@ class Queue(Protocol):
 
     is_asynchronous: bool
     """Whether the host continues while the device works."""
+    device: AbstractContextManager[Any]
+    """Makes the device current in another thread."""
+    address: int
+    """The address of the stream."""
+    wait: Wait | None
+    """Waits until its argument returns true, in place of CUDA, or None."""
+
+    def address_of(self, array: Array) -> int:
+        """Return the address of an array's memory."""
 
     def __enter__(self) -> None:
         """Direct this thread's launches to this queue until ``__exit__``."""
@@ -77,7 +90,14 @@ class CupyQueue:
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
+        self.device = cupy.cuda.Device()
         self.stream = cupy.cuda.Stream()
+        self.address: int = self.stream.ptr
+        self.wait: Wait | None = None
+
+    def address_of(self, array: Array) -> int:
+        address: int = array.data.ptr
+        return address
 
     def __enter__(self) -> None:
         self.stream.__enter__()
@@ -93,6 +113,8 @@ class CupyQueue:
     def mark(self) -> Task:
         event = self._cupy.cuda.Event(disable_timing=True)
         event.record(self.stream)
+        if self.wait is not None:
+            return functools.partial(self.wait, lambda: event.done)
         wait: Task = event.synchronize
         return wait
 
@@ -141,6 +163,12 @@ class EmulatedQueue:
 
     def __init__(self) -> None:
         self._captured: list[Task] | None = None
+        self.device: AbstractContextManager[Any] = nullcontext()
+        self.address = 0
+        self.wait: Wait | None = None
+
+    def address_of(self, array: Array) -> int:
+        return Address(array)
 
     def __enter__(self) -> None:
         pass

@@ -123,6 +123,11 @@ class Steps:
         """Whether launches depend on a step's maximum length."""
         return self._follows()
 
+    def forget(self) -> None:
+        """Forget the captured steps, and which steps have run."""
+        self._captured.clear()
+        self._warm.clear()
+
     def run(self, forward: Forward, batch: StepBatch) -> Array:
         """Return the logits [R, V] of the batch. They last until the next step."""
         bucket = bucket_of(

@@ -24,7 +24,7 @@ from mie.ops.backend import (
     StepSize,
 )
 from mie.ops.numpy_backend import NumpyLinear
-from mie.ranks.exchange import Exchange
+from mie.ranks.exchange import Exchange, memory_bytes
 from mie.ranks.results import HostResults, Results
 from mie.ranks.share import Share
 
@@ -96,11 +96,11 @@ class RankBackend:
             facts["tensor_parallel_size"] = self.share.num_ranks
         return facts
 
-    # Sizes. Ranks on one machine have equal shares of its memory.
+    # Sizes. Ranks on one machine have equal shares of the host's memory.
 
     def memory(self) -> Memory:
         memory = self.inner.memory()
-        if self.results.is_whole_machine:
+        if not memory.is_shared:  # each rank has a GPU
             return memory
         return replace(memory, available_bytes=memory.available_bytes // self.share.num_ranks)
 
@@ -128,7 +128,7 @@ class RankBackend:
         inner = max(map(model.mlp_size, range(model.num_layers)))
         inner = max(inner, model.experts.size if model.experts else 0)
         widest = max(model.vocab_size, model.hidden_size, inner, model.num_heads * model.head_dim)
-        return self.results.host_bytes(widest)
+        return memory_bytes(self.share.num_ranks, self.results.host_bytes(widest))
 
     # Caches.
 

@@ -221,6 +221,13 @@ class Exchange:
             raise Abandoned
         self._check()
 
+    def expect(self, seconds: float) -> None:
+        """Wait so many seconds for a reason to raise as `wait` does."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.look()
+            time.sleep(PAUSE)
+
     def _is_posted(self, semaphore: ctypes.c_void_p, at_most: float) -> bool:
         """Wait for a semaphore so many seconds at most, and return whether it was posted."""
         seconds, part = divmod(time.time() + at_most, 1)

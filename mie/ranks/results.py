@@ -13,7 +13,7 @@ import numpy as np
 
 from mie.ops.arrays import Bools, Floats
 from mie.ops.backend import Array, Backend, Progress, StepBatch, StepSize
-from mie.ranks.exchange import Exchange, memory_bytes
+from mie.ranks.exchange import Exchange
 from mie.ranks.share import Share
 
 Forward = Callable[[StepBatch], Array]
@@ -24,11 +24,8 @@ Wait = Callable[[Callable[[], bool]], None]
 class Results(Protocol):
     """Gathers the results of ranks, with the operators around the gathers."""
 
-    is_whole_machine: bool
-    """Whether a rank may take all of the memory that its backend has."""
-
     def host_bytes(self, widest: int) -> int:
-        """Return the memory that ranks share, if rows have at most ``widest`` numbers."""
+        """Return the shared memory that a row of at most ``widest`` numbers takes."""
 
     def connect(self, exchange: Exchange) -> None:
         """Set the memory that the ranks share."""
@@ -73,15 +70,13 @@ class Results(Protocol):
 class HostResults:
     """`Results` in the memory that the ranks share. In a program, a gather is a part of it."""
 
-    is_whole_machine = False  # ranks on one machine have equal shares of its memory
-
     def __init__(self, inner: Backend, share: Share, vocab_size: int) -> None:
         self._inner, self._share, self._vocab_size = inner, share, vocab_size
         self._exchange: Exchange
         self._is_own: Bools = np.empty(0, bool)  # whether the rank has each token's embedding
 
     def host_bytes(self, widest: int) -> int:
-        return memory_bytes(self._share.num_ranks, 8 * widest)  # a float64 at most
+        return 8 * widest  # a float64 at most
 
     def connect(self, exchange: Exchange) -> None:
         self._exchange = exchange

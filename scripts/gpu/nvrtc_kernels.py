@@ -227,6 +227,10 @@ ENTRIES = (
     ),
     Entry(file="choose_tokens.cu", names=each("choose_tokens<{}>", FLOATS), threads=512),
     Entry(file="top_logprobs.cu", names=each("top_logprobs<{}>", FLOATS), threads=512),
+    Entry(
+        file="rank_parts.cu",
+        names=(*each("{}<{}>", ("copy_columns", "take_parts", "pick_rows"), FLOATS), "own_rows"),
+    ),
     Entry(file="take_tokens.cu", names=("take_tokens",)),
     Entry(
         file="gated_mul.cu", names=each("{}<{}>", ("gated_mul", "sigmoid_mul", "soft_cap"), FLOATS)

@@ -88,6 +88,7 @@ class EmulatedLauncher:
     order. ``count`` fills ``counters`` by the kernels' names (`COUNTS`), in several times the time.
     """
 
+    is_listing = False
     level = "-O1"
     """The optimisation by g++. With -O2 it builds for a third longer, and steps take as long."""
 
