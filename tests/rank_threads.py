@@ -25,6 +25,7 @@ class RankThreads:
         memory = mmap.mmap(-1, backend.exchange_bytes())
         self.exchange = Exchange(memory, backend.share, self.check)
         self.exchange.set_up()
+        self.backend = backend
         backend.connect(self.exchange)
         self.error: BaseException | None = None
         self.threads = [
@@ -50,11 +51,11 @@ class RankThreads:
     @contextlib.contextmanager
     def loading(self, backend: RankBackend) -> Iterator[None]:
         yield
-        with self.exchange.command("ready"):
+        with self.backend.command("ready"):
             pass
 
     def end(self) -> None:
-        with contextlib.suppress(WorkerError), self.exchange.command("end"):
+        with contextlib.suppress(WorkerError), self.backend.command("end"):
             pass
         join(*self.threads)
 

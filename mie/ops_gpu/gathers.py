@@ -115,9 +115,9 @@ class Gathers:
         self._communicator = None
 
     def _failed(self, error: Exception) -> WorkerError:
-        """Return an error of NCCL, or raise its reason, if another rank is the reason."""
+        """Return an error of NCCL or CUDA, or raise its reason, if another rank is the reason."""
         self._exchange.expect(SECONDS_TO_EXPLAIN)
-        return WorkerError(f"NCCL failed in rank {self._rank} of {self._num_ranks}: {error}")
+        return WorkerError(f"rank {self._rank} of {self._num_ranks} failed: {error}")
 
     # Steps.
 
@@ -143,6 +143,9 @@ class Gathers:
         """Wait for the GPU at the end, so that no gather runs outside of a command.
 
         Without the other ranks, a gather would never end. So an error ends all gathers.
+
+        Raises:
+            WorkerError: another rank has ended, or NCCL or CUDA failed.
         """
         try:
             yield
@@ -150,16 +153,17 @@ class Gathers:
         except WorkerError:
             self.leave()
             raise
+        except RuntimeError as error:
+            failed = self._failed(error)
+            self.leave()
+            raise failed from error
 
     def _wait(self, is_done: Callable[[], bool]) -> None:
         """Wait for the GPU, and check meanwhile whether all ranks run."""
 
         def has_ended() -> bool:
             if self._communicator is not None:
-                try:
-                    self._communicator.check_async_error()
-                except RuntimeError as error:
-                    raise self._failed(error) from error
+                self._communicator.check_async_error()
             return is_done()
 
         self._exchange.wait(has_ended)
@@ -246,10 +250,7 @@ class Gathers:
             return parts
         queue, num_bytes = self._queue, len(x) * part * x.dtype.itemsize
         given = num_bytes, self._nccl.NCCL_INT8, queue.address  # bytes, of which every dtype is
-        try:
-            self._communicator.allGather(queue.address_of(mine), queue.address_of(parts), *given)
-        except RuntimeError as error:
-            raise self._failed(error) from error
+        self._communicator.allGather(queue.address_of(mine), queue.address_of(parts), *given)
         return parts
 
     def _copy(self, x: Array, first: int, out: Array, to: int, width: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from deadlines import run
+from emulated import needs_compiler
 from forks import assert_ends, children
 
 from mie import LLM, SamplingParams
@@ -16,6 +17,7 @@ from mie.load import engine
 
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SETTINGS = {"num_blocks": 16, "backend": "numpy", "num_threads": 1}
+EMULATED = {"num_blocks": 16, "backend": "cupy-emulated"}
 PROGRAM = """
 import os, sys
 from mie import LLM
@@ -28,11 +30,16 @@ print(*made[0].pids, flush=True)
 """
 
 
-def test_processes_give_the_tokens_of_one_and_end_with_a_killed_rank():
+@pytest.mark.parametrize(
+    "settings",
+    [SETTINGS, pytest.param(EMULATED, marks=[pytest.mark.slow, needs_compiler])],
+    ids=lambda settings: settings["backend"],
+)
+def test_processes_give_the_tokens_of_one_and_end_with_a_killed_rank(settings):
     prompts = ["Once upon a time", "Mia"]
-    expected = LLM("bundled", **SETTINGS).generate(prompts, PARAMS, use_tqdm=False)
+    expected = LLM("bundled", **settings).generate(prompts, PARAMS, use_tqdm=False)
     before = children()
-    llm = LLM("bundled", **SETTINGS, tensor_parallel_size=2)
+    llm = LLM("bundled", **settings, tensor_parallel_size=2)
     [rank] = children() - before
     given = llm.generate(prompts, PARAMS, use_tqdm=False)
     for one, other in zip(given, expected, strict=True):

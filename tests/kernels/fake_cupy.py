@@ -29,6 +29,7 @@ from emulated import launcher
 from fake_cublas import FakeCublas
 
 from mie.ops_gpu.host.emulator import EmulatedKernel
+from mie.ops_gpu.host.nccl import SIZES, Address, EmulatedNccl
 from mie.ops_gpu.nvrtc import Compiled
 
 Task = Callable[[], None]
@@ -189,6 +190,60 @@ class Event:
             self.cupy.check("a wait for the device")
             self.stream.done(missing)
 
+    @property
+    def done(self) -> bool:
+        self.synchronize()
+        return True
+
+
+class Device:
+    """Stand-in for cupy.cuda.Device."""
+
+    compute_capability = "90"
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+        self.attributes = {"MultiProcessorCount": 3, "MaxSharedMemoryPerMultiprocessor": 228 << 10}
+        self.attributes["Integrated"] = 1
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def use(self) -> None: ...
+
+
+class FakeNccl:
+    """Stand-in for cupy.cuda.nccl: the emulator's, over addresses, in streams."""
+
+    NCCL_INT8 = EmulatedNccl.NCCL_INT8
+
+    def __init__(self, cupy: FakeCupy) -> None:
+        self.cupy, self._emulated = cupy, EmulatedNccl(lambda task: task())
+        self.get_version = self._emulated.get_version
+        self.get_unique_id = self._emulated.get_unique_id
+
+    def NcclCommunicator(self, ndev: int, commId: Any, rank: int) -> Communicator:
+        made = self._emulated.NcclCommunicator(ndev, commId, rank)
+        return Communicator(self.cupy, made, ndev)
+
+
+class Communicator:
+    """Stand-in for cupy.cuda.nccl.NcclCommunicator."""
+
+    def __init__(self, cupy: FakeCupy, emulated: Any, num_ranks: int) -> None:
+        self.cupy, self._emulated, self._num_ranks = cupy, emulated, num_ranks
+        self.abort, self.check_async_error = emulated.abort, emulated.check_async_error
+
+    def allGather(self, sendbuf: int, recvbuf: int, count: int, datatype: int, stream: int) -> None:
+        def run(send: np.ndarray, recv: np.ndarray) -> None:
+            self._emulated.allGather(Address(send), Address(recv), count, datatype, 0)
+
+        size, dtype = count * SIZES[datatype], np.dtype(np.uint8)
+        buffers = (sendbuf, size), (recvbuf, size * self._num_ranks)
+        args = tuple(self.cupy.array_at(address, (size,), dtype) for address, size in buffers)
+        self.cupy.queue(stream, "allGather", run, args)
+
 
 class FakeNvrtc:
     """Stand-in for `Nvrtc`, whose machine code is the names of the file and of the kernel."""
@@ -265,20 +320,19 @@ class FakeCupy(ModuleType):
         self.arrays: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()
         self.default = Stream(self)
         self.stack = [self.default]
-        attributes = {"MultiProcessorCount": 3, "MaxSharedMemoryPerMultiprocessor": 228 << 10}
-        attributes["Integrated"] = 1
-        device = SimpleNamespace(attributes=attributes, compute_capability="90")
         self.cuda = SimpleNamespace(
             is_available=lambda: True,
             Stream=lambda: Stream(self),
             Event=lambda disable_timing: Event(self),
-            Device=lambda: device,
+            Device=Device,
+            nccl=FakeNccl(self),
             PinnedMemory=self._pinned_memory,
             PinnedMemoryPointer=lambda memory, offset: memory,
             runtime=SimpleNamespace(
                 memcpy2DAsync=self.memcpy2DAsync,
                 memcpyHostToDevice=1,
                 memGetInfo=lambda: (1 << 33, 1 << 33),
+                getDeviceCount=lambda: 2,
             ),
         )
         self.nvrtc = FakeNvrtc(self)

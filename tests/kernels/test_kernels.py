@@ -27,6 +27,7 @@ from mie.ops_gpu.chip import EMULATED_CHIP, Chip
 from mie.ops_gpu.cupy_backend import CupyBackend
 from mie.ops_gpu.dispatch import TILE_TOKENS
 from mie.ops_gpu.gemm import NumpyGemm
+from mie.ops_gpu.host.nccl import EmulatedNccl
 from mie.ops_gpu.kv_cache import ELEMENTS, KVCache
 from mie.ops_gpu.queue import EmulatedQueue
 
@@ -57,6 +58,8 @@ class PoisoningLauncher:
 
     uploaded: tuple[Any, ...] = (np.uint8,)
     """The dtypes of arrays that the host uploads."""
+
+    is_listing = False
 
     def __init__(self, mode: Any) -> None:
         self._launcher = launcher_of(mode)
@@ -107,6 +110,7 @@ def make_backend(
         is_deterministic=is_deterministic,
         kv_cache_dtype=stored,
         activations=activations,
+        nccl=EmulatedNccl(EmulatedQueue().submit),
     )
 
 

@@ -21,6 +21,7 @@ import test_cupy_integers as integer
 import test_expert_kernels as expert_kernels
 import test_far_places as far_places
 import test_few_rows as few_rows
+import test_gathers
 import test_int4_kernels
 import test_kernels as kernels
 import test_narrow_weights as narrow
@@ -115,6 +116,11 @@ def adapters() -> None:
         for count in (12, 30):
             test_adapter_kernels.check_products(mode, "float32", count, True)
     test_adapter_kernels.check_products("any", "float32", 30, False)
+
+
+def rank_parts() -> None:
+    for mode in ("checked", "any"):
+        test_gathers.check_gathers(mode)
 
 
 def widen(dtype: str, stored: str) -> None:
@@ -341,7 +347,7 @@ CHECKS: dict[str, Callable[..., None]] = {
     check.__name__: check
     for check in (
         *(streamed, split, many_tiles, prefill, split_prefill, growing_units, write, widen, heads),
-        *(int4_write, int4_read, adapters),
+        *(int4_write, int4_read, adapters, rank_parts),
         *(large_element, large_value, hides_no_nan, bank_conflicts, work),
         *(many_parts, far_rows, far_attention, far_writes, far_copies, order_of_blocks),
         *(

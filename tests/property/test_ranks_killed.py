@@ -10,6 +10,7 @@ import time
 import pytest
 from compiled import needs_numba
 from deadlines import join, within
+from emulated import needs_compiler
 from forks import children
 from tiny_models import CONFIGS, TinyModel
 
@@ -19,7 +20,7 @@ from mie.errors import WorkerError
 from mie.load.engine import load_engine
 from mie.load.settings import LoadSettings
 
-NUM_KILLS = 200
+NUM_KILLS = {"jit": 200, "cupy-emulated": 30}
 LOADING, STEPS = 1.5, 1.0
 """Seconds in which a rank is killed: of loading, and of steps."""
 
@@ -43,10 +44,11 @@ class Life:
         self.is_killed_loading = self.rng.random() < 0.2
         self.requests, self.kept = [], []
 
-    def run(self, directory):
-        config = EngineConfig(num_blocks=64, block_size=4, num_threads=1, max_num_seqs=4)
+    def run(self, directory, backend):
+        threads = {"num_threads": 1} if backend == "jit" else {}
+        config = EngineConfig(num_blocks=64, block_size=4, max_num_seqs=4, **threads)
         num_ranks = self.rng.choice([2, 3])
-        settings = LoadSettings(engine=config, backend="jit", tensor_parallel_size=num_ranks)
+        settings = LoadSettings(engine=config, backend=backend, tensor_parallel_size=num_ranks)
         if self.is_killed_loading:
             self.start_killer(LOADING)
         engine = load_engine(directory, settings)
@@ -69,26 +71,29 @@ class Life:
         self.killer.start()
 
 
-def live_and_be_killed(directory, number):
+def live_and_be_killed(directory, number, backend):
     life = Life(number)
     with pytest.raises(WorkerError, match=r"rank \d of \d has ended: signal 9"):
-        life.run(directory)
+        life.run(directory, backend)
     join(life.killer)
     assert life.tokens == life.kept
     assert children() <= life.before, "no rank is left"
 
 
-@needs_numba
 @pytest.mark.slow
-def test_a_rank_that_is_killed_leaves_no_hang_and_no_process(tmp_path):
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param("jit", marks=needs_numba), pytest.param("cupy-emulated", marks=needs_compiler)],
+)
+def test_a_rank_that_is_killed_leaves_no_hang_and_no_process(tmp_path, backend):
     heads = {"num_attention_heads": 6, "num_key_value_heads": 6}
     model = TinyModel(tmp_path, CONFIGS["llama"] | heads)
-    for number in range(NUM_KILLS):
+    for number in range(NUM_KILLS[backend]):
         failures = []
 
         def live(number=number, failures=failures):
             try:
-                live_and_be_killed(model.directory, number)
+                live_and_be_killed(model.directory, number, backend)
             except BaseException as error:
                 failures.append(error)
 

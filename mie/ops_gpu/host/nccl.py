@@ -9,6 +9,7 @@ import hashlib
 import secrets
 import socket
 import struct
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -61,6 +62,7 @@ class EmulatedNccl:
         """Take calls that name the address ``stream``."""
         self.submit, self.stream = submit, stream
         self.listeners: dict[bytes, socket.socket] = {}
+        weakref.finalize(self, _close, self.listeners)
         self.NcclCommunicator = partial(EmulatedCommunicator, self)
 
     def get_version(self) -> int:
@@ -68,7 +70,8 @@ class EmulatedNccl:
         return 22005
 
     def get_unique_id(self) -> bytes:
-        """Return an id, at which the first rank listens from now on."""
+        """Return an id, at which the first rank listens from now on. Earlier ids are void."""
+        _close(self.listeners)
         unique_id = secrets.token_bytes(ID_BYTES)
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(_name(unique_id))
@@ -88,6 +91,7 @@ class EmulatedCommunicator:
         self._count = 0
         self._error: NcclError | None = None
         self._peers: dict[int, socket.socket] = {}
+        weakref.finalize(self, _close, self._peers)
         try:
             if rank:
                 self._peers[0] = socket.socket(socket.AF_UNIX)
@@ -161,16 +165,22 @@ class EmulatedCommunicator:
 
     def abort(self) -> None:
         """End the communicator. Calls of the other ranks fail."""
-        for peer in self._peers.values():
-            with suppress(OSError):  # the other end is closed
-                peer.shutdown(socket.SHUT_RDWR)
-            peer.close()
+        _close(self._peers)
         self._error = self._error or NcclError("the communicator was aborted")
 
     def _failed(self, reason: str) -> NcclError:
         self._error = NcclError(reason)
         self.abort()
         return self._error
+
+
+def _close(sockets: dict[Any, socket.socket]) -> None:
+    """Close sockets, also under threads that wait for them."""
+    while sockets:
+        _, each = sockets.popitem()
+        with suppress(OSError):  # nobody is at the other end
+            each.shutdown(socket.SHUT_RDWR)
+        each.close()
 
 
 def _name(unique_id: bytes) -> str:
