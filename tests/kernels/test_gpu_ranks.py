@@ -119,8 +119,7 @@ def test_the_emulated_gpu_divides_every_kind_of_layer(tmp_path: Any, name: str):
 
 
 @pytest.mark.parametrize(
-    "number",
-    [pytest.param(0, marks=pytest.mark.slow), 33, pytest.param(150, marks=pytest.mark.slow)],
+    "number", [33, *(pytest.param(number, marks=pytest.mark.slow) for number in (0, 150))]
 )
 def test_a_step_of_gpus_that_is_interrupted_is_repeated(
     ranks: list[RankThreads], tmp_path: Any, number: int, monkeypatch: pytest.MonkeyPatch
