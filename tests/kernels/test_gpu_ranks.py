@@ -127,7 +127,7 @@ def test_a_step_of_gpus_that_is_interrupted_is_repeated(
     """Rank 0 is interrupted at one of its gathers. The ranks join again, and capture again."""
     engine = engine_of(tmp_path, "cupy-emulated", 2)
     expected = answers(engine)
-    received, calls = stand_in._received, iter(range(number))
+    received, calls = stand_in.received, iter(range(number))
 
     def interrupted(*args: Any) -> bytes:
         if threading.current_thread() is threading.main_thread() and next(calls, None) is None:
@@ -135,7 +135,7 @@ def test_a_step_of_gpus_that_is_interrupted_is_repeated(
             raise KeyboardInterrupt
         return received(*args)
 
-    monkeypatch.setattr(stand_in, "_received", interrupted)
+    monkeypatch.setattr(stand_in, "received", interrupted)
     again = ask(engine)
     with pytest.raises(KeyboardInterrupt):
         run_to_end(engine)

@@ -109,7 +109,7 @@ class EmulatedCommunicator:
             while len(self._peers) < self._num_ranks - 1:
                 peer, _ = listener.accept()
                 peer.settimeout(SECONDS)
-                greeting = _received(peer, ID_BYTES + 1)
+                greeting = received(peer, ID_BYTES + 1)
                 rank = greeting[-1]
                 is_new = 0 < rank < self._num_ranks and rank not in self._peers
                 if greeting[:-1] != unique_id or not is_new:
@@ -142,17 +142,17 @@ class EmulatedCommunicator:
         try:
             if self._rank:
                 self._peers[0].sendall(_HEADER.pack(self._rank, *call) + mine.tobytes())
-                whole[:] = np.frombuffer(_received(self._peers[0], whole.size), np.uint8)
+                whole[:] = np.frombuffer(received(self._peers[0], whole.size), np.uint8)
                 return
             parts[0] = mine
             for rank, peer in sorted(self._peers.items()):
-                theirs = _HEADER.unpack(_received(peer, _HEADER.size))
+                theirs = _HEADER.unpack(received(peer, _HEADER.size))
                 if theirs != (rank, *call):
                     raise self._failed(
                         f"rank {rank} calls (number, count, data type) {theirs[1:]}, and rank 0 "
                         f"calls {call}"
                     )
-                parts[rank] = np.frombuffer(_received(peer, mine.size), np.uint8)
+                parts[rank] = np.frombuffer(received(peer, mine.size), np.uint8)
             for peer in self._peers.values():
                 peer.sendall(whole.tobytes())
         except OSError as error:
@@ -188,7 +188,8 @@ def _name(unique_id: bytes) -> str:
     return f"\0mie-nccl-{hashlib.sha256(unique_id).hexdigest()}"
 
 
-def _received(peer: socket.socket, count: int) -> bytes:
+def received(peer: socket.socket, count: int) -> bytes:
+    """Return the next bytes that another rank sends."""
     data = bytearray(count)
     view = memoryview(data)
     while view:
