@@ -20,6 +20,8 @@ IS_WANTED = bool(os.environ.get("MIE_GPU_TESTS"))
 class DeviceLauncher:
     """A launcher that copies NumPy arrays to the device, and copies the results back."""
 
+    is_listing = False
+
     def __init__(self) -> None:
         self._launcher = CupyLauncher()
         self.xp = np
