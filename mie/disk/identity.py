@@ -27,7 +27,7 @@ class Identity:
     block_bytes: int
     """Bytes of a block."""
     parts: str
-    """The layout of layers with a window, and the size of a recurrent state."""
+    """The layout of layers with a window, the size of a recurrent state, and the ranks."""
 
     @cached_property
     def digest(self) -> str:

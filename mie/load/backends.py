@@ -86,11 +86,6 @@ def check_ranks(settings: LoadSettings) -> None:
                 f"{name}=True is not supported with tensor_parallel_size={size} on backend "
                 f"{settings.backend!r} (leave it out)"
             )
-    if config.prefix_cache_dir is not None:
-        raise ConfigError(
-            f"prefix_cache_dir is not supported with tensor_parallel_size={size} (leave one of "
-            "them out)"
-        )
 
 
 def load_backend(

@@ -71,6 +71,7 @@ def identity_of(opened: OpenedModel, backend: Backend, plan: MemoryPlan) -> Iden
     weights = [_digest_of(path, plan.config.seed) for path in opened.weights.paths]
     forms = sorted((name, repr(form)) for name, form in opened.forms.items())
     model = json.dumps([weights, forms, repr(opened.config)])
+    ranks = f", {plan.num_ranks} ranks" if plan.num_ranks > 1 else ""
     numerics: dict[str, Any] = {**backend.numerics(), "mie": __version__}
     return Identity(
         weights=blake2b(model.encode(), digest_size=16).hexdigest(),
@@ -78,8 +79,8 @@ def identity_of(opened: OpenedModel, backend: Backend, plan: MemoryPlan) -> Iden
         cache_dtype=plan.config.kv_cache_dtype,
         activations=plan.config.activations,
         block_size=plan.config.block_size,
-        block_bytes=plan.block_bytes,
-        parts=f"{plan.window}, state of {plan.state_bytes} bytes",
+        block_bytes=plan.num_ranks * plan.block_bytes,
+        parts=f"{plan.window}, state of {plan.state_bytes} bytes{ranks}",
     )
 
 

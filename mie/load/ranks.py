@@ -202,6 +202,14 @@ class Follower:
         caches = self._backend.caches
         self._backend.inner.move_blocks(caches[source], caches[target], src, dst)
 
+    def export_blocks(self, cache: int, block_ids: Any) -> None:
+        """Send the rank's part of blocks to rank 0."""
+        self._backend.export_own_blocks(self._backend.caches[cache], block_ids)
+
+    def import_block(self, cache: int, block_id: int, data: bytes) -> None:
+        """Write the rank's part of a block."""
+        self._backend.import_own_block(self._backend.caches[cache], block_id, data)
+
     def copy_states(self, src: Any, dst: Any) -> None:
         """Copy recurrent states."""
         self._backend.inner.recurrent.copy_states(self._states, src, dst)

@@ -143,12 +143,36 @@ class RankBackend:
     def move_blocks(
         self, source: Array, target: Array, src: Sequence[int], dst: Sequence[int]
     ) -> None:
-        numbers = [
-            next(i for i, cache in enumerate(self.caches) if cache is each)
-            for each in (source, target)
-        ]
+        numbers = map(self._number_of, (source, target))
         with self.command("move_blocks", *numbers, src, dst):
             self.inner.move_blocks(source, target, src, dst)
+
+    def export_blocks(self, cache: Array, block_ids: Sequence[int]) -> list[bytes]:
+        """Return the bytes of blocks: the parts of all ranks, one after the other."""
+        if not block_ids:
+            return []
+        with self.command("export_blocks", self._number_of(cache), block_ids):
+            parts = self.export_own_blocks(cache, block_ids)
+        size = len(parts[0]) // len(block_ids)
+        return [
+            b"".join(part[at : at + size] for part in parts) for at in range(0, len(parts[0]), size)
+        ]
+
+    def export_own_blocks(self, cache: Array, block_ids: Sequence[int]) -> list[bytes]:
+        """Send the rank's parts of blocks to all ranks, and return the parts of each rank."""
+        return self.exchange.collect(b"".join(self.inner.export_blocks(cache, block_ids)))
+
+    def import_block(self, cache: Array, block_id: int, data: bytes) -> None:
+        with self.command("import_block", self._number_of(cache), block_id, data):
+            self.import_own_block(cache, block_id, data)
+
+    def import_own_block(self, cache: Array, block_id: int, data: bytes) -> None:
+        """Write the rank's part of the bytes of all ranks to a block."""
+        own = self.share.part(len(data))
+        self.inner.import_block(cache, block_id, data[own.start : own.stop])
+
+    def _number_of(self, cache: Array) -> int:
+        return next(number for number, each in enumerate(self.caches) if each is cache)
 
     # Operators.
 

@@ -106,6 +106,16 @@ class Exchange:
             else:
                 np.add(whole, added[rows], out=out[rows])
 
+    def collect(self, data: bytes) -> list[bytes]:
+        """Return the data of all ranks. All have the same length."""
+        width = max(1, min(len(data), _PAGE))
+        x = np.zeros((-(-len(data) // width), width), np.uint8)
+        x.reshape(-1)[: len(data)] = np.frombuffer(data, np.uint8)
+        out = np.empty((len(x), self.share.num_ranks * width), np.uint8)
+        self.gather(out, x)
+        parts = np.split(out, self.share.num_ranks, axis=1)
+        return [part.tobytes()[: len(data)] for part in parts]
+
     def pick(self, out: Floats, x: Floats, is_own: Bools) -> None:
         """Fill out [T, N] with rows of x [T, N], each from the rank where ``is_own`` [T] is set."""
         for rows, whole in self._pieces(out):

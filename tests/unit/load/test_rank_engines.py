@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 from adapter_files import random_adapter, write_peft
+from audit import tier_of
 from compiled import needs_numba
+from disk_lives import GOLDEN
 from engines import run_to_end
 from rank_threads import ranks_as_threads
 from small_pool import check_small_pool, stories
@@ -157,3 +159,35 @@ def test_adapters_are_divided_with_their_matrices(tmp_path, backend):
     assert len({*map(tuple, tokens[0])}) == 3, "adapters change the tokens"
     if backend == "jit":
         assert found[0] == found[1]
+
+
+@needs_numba
+@pytest.mark.usefixtures("ranks")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen3_tied",
+        pytest.param("gemma3_two_ropes", marks=pytest.mark.slow),
+        pytest.param("qwen35_delta", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_keep_blocks_on_a_disk(tmp_path, name):
+    """A block has the parts of all ranks. Another number of ranks does not find it."""
+
+    def found(num_ranks, folder=tmp_path):
+        sizes = {"block_size": 4, "num_blocks": 60, "num_threads": 1}
+        config = EngineConfig(prefix_cache_dir=folder and str(folder), **sizes)
+        settings = LoadSettings(engine=config, backend="jit", tensor_parallel_size=num_ranks)
+        engine = load_engine(GOLDEN / name, settings)
+        requests = ask(engine)
+        run_to_end(engine)
+        if folder is not None:
+            tier_of(engine).close()
+        return answers(requests), requests[0].metrics.num_disk_tokens
+
+    expected, _ = found(1, None)
+    assert found(2) == (expected, 0)
+    given, num_tokens = found(2)
+    assert given == expected
+    assert num_tokens >= 28
+    assert found(1) == (expected, 0)

@@ -56,6 +56,14 @@ def test_parts_are_gathered_in_pieces(monkeypatch, num_ranks, dtype):
             assert np.array_equal(doubled, array + array)
 
 
+@pytest.mark.parametrize("size", [0, 1, 4096, 10_000])
+def test_bytes_of_all_ranks_are_collected(monkeypatch, size):
+    monkeypatch.setattr(module, "HALF_BYTES", 16384)
+    wanted = [bytes([rank] * size) for rank in range(3)]
+    given = together(exchanges(3), lambda own: own.collect(wanted[own.share.rank]))
+    assert given == [wanted] * 3
+
+
 def test_each_row_is_picked_from_the_rank_that_has_it():
     owners = np.array([0, 2, 2, 1, 0])
 

@@ -86,7 +86,6 @@ def test_a_number_of_ranks_that_does_not_divide_is_refused(changes, num_ranks, m
             {"backend": "cupy-emulated", "engine": EngineConfig(enable_lora=True)},
             "enable_lora=True is not supported with",
         ),
-        ({"engine": EngineConfig(prefix_cache_dir="x")}, "prefix_cache_dir is not supported with"),
     ],
 )
 def test_settings_without_ranks_are_refused_before_loading(changes, message):
