@@ -58,7 +58,11 @@ def on_ranks(mode: str, num_ranks: int, dtype: str, vocab_size: int, function: A
         exchange = Exchange()
         made[rank].connect(exchange)
         made[rank].join(invitation, exchange.wait)
-        return function(rank, backends[rank], made[rank])
+        try:
+            return function(rank, backends[rank], made[rank])
+        except BaseException:
+            made[rank].leave()  # the others need not wait
+            raise
 
     results = together(num_ranks, run)
     for each in results:
