@@ -109,9 +109,9 @@ class Exchange:
     def collect(self, data: bytes) -> list[bytes]:
         """Return the data of all ranks. All have the same length."""
         width = max(1, min(len(data), _PAGE))
-        x = np.zeros((-(-len(data) // width), width), np.uint8)
+        x: Any = np.zeros((-(-len(data) // width), width), np.uint8)
         x.reshape(-1)[: len(data)] = np.frombuffer(data, np.uint8)
-        out = np.empty((len(x), self.share.num_ranks * width), np.uint8)
+        out: Any = np.empty((len(x), self.share.num_ranks * width), np.uint8)
         self.gather(out, x)
         parts = np.split(out, self.share.num_ranks, axis=1)
         return [part.tobytes()[: len(data)] for part in parts]
