@@ -132,6 +132,25 @@ def test_an_interrupted_command_is_given_up_by_all():
     assert together(made, lambda own: (follow if own.share.rank else lead)(own)) == [rounds] * 3
 
 
+@pytest.mark.parametrize("wait", [lambda own: own.wait(lambda: False), lambda own: own.expect(60)])
+def test_a_wait_ends_when_rank_0_gives_up_the_command(wait):
+    left = []
+
+    def run(own):
+        if own.share.rank == 0:
+            own.start_over(lambda: left.append(own))
+        else:
+            with pytest.raises(Abandoned):
+                wait(own)
+            own.rejoin()
+        own.wait(lambda: True)
+        return own.is_clean
+
+    made = exchanges(2)
+    assert together(made, run) == [True, True]
+    assert left == made[:1]
+
+
 def test_a_rank_that_ends_is_an_error():
     def ended():
         raise WorkerError("rank 1 of 2 has ended: signal 9")
@@ -139,6 +158,9 @@ def test_a_rank_that_ends_is_an_error():
     [own, _] = exchanges(2, ended)
     with pytest.raises(WorkerError, match="rank 1 of 2 has ended"), own.command("name"):
         pass
+    for wait in (lambda: own.wait(lambda: False), lambda: own.expect(60)):
+        with pytest.raises(WorkerError, match="rank 1 of 2 has ended"):
+            wait()
 
 
 def test_a_silent_rank_is_an_error(monkeypatch):
@@ -150,6 +172,8 @@ def test_a_silent_rank_is_an_error(monkeypatch):
     for _ in range(2):
         with pytest.raises(WorkerError, match="rank 1 of 2 neither ended"), own.command("name"):
             pass
+    with pytest.raises(WorkerError, match="the 2 ranks did not finish an exchange for 0 s"):
+        own.wait(lambda: False)
 
 
 def test_a_fork_is_refused():
