@@ -8,8 +8,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-PATIENCE = 120
-"""Seconds after which a child counts as hung."""
+from deadlines import PATIENCE
 
 
 def exit_code_of_child(action: Callable[[], object]) -> int:
@@ -21,7 +20,7 @@ def exit_code_of_child(action: Callable[[], object]) -> int:
         code = 1
         try:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(PATIENCE)  # ends a child that hangs
+            signal.alarm(int(PATIENCE))  # ends a child that hangs
             action()
             code = 0
         finally:
@@ -42,7 +41,7 @@ def cpu_seconds_of_children(pid: int) -> float:
 
 def assert_ends(pid: int) -> None:
     """Wait until a process is gone, or is a zombie because its parent does not wait for it."""
-    for _ in range(6000):
+    for _ in range(int(100 * PATIENCE)):
         if _stat(pid)[:1] in ([], ["Z"], ["X"]):
             return
         time.sleep(0.01)

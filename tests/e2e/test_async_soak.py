@@ -57,7 +57,7 @@ def later(task, turns):
         task.cancel()
 
 
-@pytest.mark.parametrize("num_requests", [5_000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_requests", [2_500, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_requests_leave_nothing(llm, num_requests):
     rng, loop = random.Random(0), loop_of(llm)
 

@@ -172,7 +172,7 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self.keyboard, keys.encode())
 
-    def shown_until(self, end: str, seconds: float = 60) -> str:
+    def shown_until(self, end: str, seconds: float = PATIENCE) -> str:
         """Return the text shown next, up to ``end``, without cursor movements."""
         while (at := self._text().find(end, self._start)) < 0:
             ready, _, _ = select.select([self.keyboard], [], [], seconds)
@@ -204,7 +204,7 @@ def test_a_terminal_needs_the_extra_and_names_it_before_anything_is_loaded(comma
     name, *words = command
     with Terminal(*words, command=name, **hidden) as terminal:
         shown = terminal.shown_until("toolkit rich)")
-        assert terminal.process.wait(60) == 2
+        assert terminal.process.wait(PATIENCE) == 2
     (line,) = shown.strip().splitlines()
     assert line.startswith("mie: error: a conversation in a terminal needs the package prompt_tool")
     assert line.endswith("pip install prompt_toolkit rich)")
@@ -214,7 +214,7 @@ def test_a_terminal_needs_the_extra_and_names_it_before_anything_is_loaded(comma
 def test_one_message_needs_no_extra_in_a_terminal(hidden) -> None:
     with Terminal(*GREEDY, "bundled", "Who are you?", command="run", **hidden) as terminal:
         assert "I am the tiny story model" in terminal.shown_until("model")
-        assert terminal.process.wait(60) == 0
+        assert terminal.process.wait(PATIENCE) == 0
 
 
 @pytest.mark.slow
@@ -256,7 +256,7 @@ def test_a_terminal_shows_a_greeting_and_a_prompt() -> None:
         terminal.shown_until("forget everything")
         terminal.shown_until(">")
         terminal.type("\x04")  # Ctrl-D
-        assert terminal.process.wait(60) == 0
+        assert terminal.process.wait(PATIENCE) == 0
 
 
 @pytest.mark.slow
@@ -272,7 +272,7 @@ def test_ctrl_c_clears_the_line() -> None:
                 assert "/exit ends" in terminal.shown_until(">", seconds=0.2)
                 break
         terminal.type("/exit\n")
-        assert terminal.process.wait(60) == 0
+        assert terminal.process.wait(PATIENCE) == 0
 
 
 def test_an_answer_is_wrapped_and_typing_beside_it_waits_for_the_next_prompt(terminal) -> None:
@@ -333,7 +333,7 @@ def test_a_missing_model_is_fetched_if_the_user_agrees(tmp_path: Path) -> None:
             assert "I am the tiny story model" in terminal.shown_until("tokens/s]")
         with Terminal("mia/other", command="run", **places) as terminal:
             assert "no such model on the hub" in terminal.shown_until("HF_TOKEN)")
-            assert terminal.process.wait(60) == 2
+            assert terminal.process.wait(PATIENCE) == 2
 
 
 def test_one_message_is_answered_and_may_come_from_a_file() -> None:

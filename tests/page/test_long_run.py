@@ -63,7 +63,7 @@ def busy(url: str, seed: int) -> Iterator[None]:
                 "n": dice.choice((1, 1, 2)), "ignore_eos": True, "seed": dice.randint(0, 99),
             }  # fmt: skip
             with suppress(httpx2.HTTPError):  # the server is killed in the midst of answers
-                httpx2.post(f"{url}v1/completions", json=body, timeout=60)
+                httpx2.post(f"{url}v1/completions", json=body, timeout=PATIENCE)
 
     with ThreadPoolExecutor(8) as threads:
         for number in range(8):

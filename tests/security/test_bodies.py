@@ -13,7 +13,7 @@ from mie.serve.routes import OPERATIONS
 
 AT_ONCE = 3
 """Bodies that a child reads, so that it ends soon on a busy machine too."""
-QUICK = (("/v1/chat/completions", 0), ("/detokenize", 0))
+QUICK = (("/detokenize", 0), ("/apply-template", 0))
 """The children of `make test`; the others run with the slow tests."""
 REFUSED = {
     '"logit_bias"': r"logit_bias may have at most 1024 entries; got \d{6,7}\b",

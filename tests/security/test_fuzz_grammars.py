@@ -23,16 +23,16 @@ def fuzz(zygote: Zygote, first: int, end: int) -> dict[str, float]:
     return found
 
 
-def test_two_hundred_descriptions(zygote: Zygote) -> None:
-    batches = [fuzz(zygote, first, first + 20) for first in range(0, 200, 20)]
+def test_one_hundred_descriptions(zygote: Zygote) -> None:
+    batches = [fuzz(zygote, first, first + 20) for first in range(0, 100, 20)]
     for verdict in ("followed", "refused"):  # else it would test nothing
-        assert sum(batch[verdict] for batch in batches) >= 30, batches
+        assert sum(batch[verdict] for batch in batches) >= 15, batches
     # What cannot be followed to its end is refused before its prompt is computed.
-    assert sum(batch["ended"] for batch in batches) <= 2, batches
+    assert sum(batch["ended"] for batch in batches) <= 1, batches
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hundred", range(2, 22))
+@pytest.mark.parametrize("hundred", range(1, 22))
 def test_two_thousand_descriptions(zygote: Zygote, hundred: int) -> None:
     for first in range(100 * hundred, 100 * hundred + 100, 20):
         fuzz(zygote, first, first + 20)

@@ -10,15 +10,12 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 import httpx2
 from audit import engine_of, loop_of
+from deadlines import PATIENCE
 
 from mie import AsyncLLM
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
 from mie.serve.server import Server, bound
-
-PATIENCE = 120.0
-"""Seconds after which something that should have happened has failed."""
-
 
 MESSAGES = [{"role": "user", "content": "Tell me a story."}]
 DIALECTS = {

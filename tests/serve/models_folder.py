@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from edge_helpers import PATIENCE, events_of, server_of, without_steps
+from deadlines import PATIENCE
+from edge_helpers import events_of, server_of, without_steps
 
 from mie import AsyncLLM
 from mie.load.directory import ModelsDirectory, PlannedModel
@@ -102,6 +103,11 @@ class Served:
                 assert response.status_code == 200, await response.aread()
                 events = events_of(response)
                 yield Stream(await anext(events), events, stack.close)
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of requests that wait for a model to be loaded."""
+        return sum(len(model.waiters) for model in self.edge.models.catalogue.waited_for)
 
     async def states(self) -> dict[str, str]:
         listed = (await self.client.get("/v1/models")).json()["data"]

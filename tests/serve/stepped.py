@@ -7,11 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from audit import engine_of, loop_of
+from deadlines import PATIENCE
 
 from mie import AsyncLLM
-
-PATIENCE = 60
-"""Seconds after which a test gives up. None depends on how much of it is used."""
 
 
 class Stepped:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from deadlines import PATIENCE
 from live_server import live
 
 from mie import AsyncLLM
@@ -27,7 +28,7 @@ def test_the_token_is_named_and_only_new_tokens_are_computed_without_the_line(is
         ignore_prompt_lines=PATTERN if is_ignored else None,
     )
     try:
-        with live(engine) as url, httpx2.Client(base_url=url, timeout=120) as client:
+        with live(engine) as url, httpx2.Client(base_url=url, timeout=PATIENCE) as client:
             turns, shown = replay(client, requests), on_the_page(client)
     finally:
         engine.shutdown()

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 from audit import check_scheduler, engine_of, loop_of
+from deadlines import PATIENCE
 from edge_helpers import DIALECTS
 from live_server import live
-from stepped import PATIENCE, Stepped, eventually, state_of
+from stepped import Stepped, eventually, state_of
 
 from mie import AsyncLLM
 from mie.frontend.prepare import Preparer

@@ -10,6 +10,7 @@ from http.client import HTTPConnection, HTTPResponse, IncompleteRead
 
 import pytest
 from audit import engine_of
+from deadlines import PATIENCE
 from stepped import eventually
 
 from mie.serve import body as bodies
@@ -203,7 +204,7 @@ def test_a_bug_costs_one_request_and_no_blocks(server, monkeypatch, where, strea
 @pytest.fixture
 def connection(server) -> Iterator[HTTPConnection]:
     """One connection, which is opened again only if an answer has said that it closes."""
-    one = HTTPConnection(server.url.removeprefix("http://"), timeout=60)
+    one = HTTPConnection(server.url.removeprefix("http://"), timeout=PATIENCE)
     yield one
     one.close()
 

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from audit import loop_of
 from edge_helpers import DIALECTS, held
-from stepped import Stepped
+from stepped import Stepped, eventually
 
 from mie import AsyncLLM
 from mie.frontend.routing import PrefixRouter
@@ -189,7 +189,8 @@ def test_a_cancelled_call_frees_its_blocks_within_one_step(stream):
             else:
                 first.cancel()
                 await asyncio.wait([first])
-            assert loop_of(engine).has_mail  # the request's end, which the next step finds
+            # The request's end is there, and the next step finds it.
+            await asyncio.to_thread(eventually, lambda: loop_of(engine).has_mail)
             await asyncio.to_thread(stepped.step)
 
     try:
@@ -202,16 +203,21 @@ def test_a_cancelled_call_frees_its_blocks_within_one_step(stream):
 
 
 async def test_messages_that_wait_are_joined():
+    is_read = asyncio.Event()
+
     async def app(scope: Any, receive: Any, send: Any) -> None:
         assert (await receive())["body"] == b"{}"
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for piece in (b"a", b"b", b"c"):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await asyncio.sleep(0.01)
+        await is_read.wait()
         await send({"type": "http.response.body", "body": b"d"})
 
     call = Call.of({"type": "http", "path": "/"}, b"{}", "")
-    [[head, body], [end]] = [batch async for batch in piped(app, call)]
+    batches = piped(app, call)
+    head, body = await anext(batches)
+    is_read.set()
+    [[end]] = [batch async for batch in batches]
     assert head["status"] == 200
     assert (body["body"], body["more_body"]) == (b"abc", True)
     assert (end["body"], end.get("more_body", False)) == (b"d", False)

@@ -8,7 +8,8 @@ import threading
 import tracemalloc
 
 import pytest
-from edge_helpers import MESSAGES, PATIENCE, client_of, load
+from deadlines import PATIENCE
+from edge_helpers import MESSAGES, client_of, load
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from edge_helpers import PATIENCE
+from deadlines import PATIENCE
 from models_folder import NAMES, PROMPT, SETTINGS, new_folder
 
 from mie import LLM

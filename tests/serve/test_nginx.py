@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from stepped import PATIENCE, Stepped
+from deadlines import PATIENCE
+from stepped import Stepped
 from test_disconnect import stepped_server
 
 from mie.serve.config import ServeConfig

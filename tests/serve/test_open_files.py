@@ -17,7 +17,7 @@ from http.client import HTTPConnection
 from urllib.parse import urlsplit
 
 import pytest
-from edge_helpers import PATIENCE
+from deadlines import PATIENCE
 
 from mie.base.resources import raise_open_files
 from mie.base.worker import Worker

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from edge_helpers import PATIENCE, answer_of, asks, client_of, generate, load
+from deadlines import PATIENCE
+from edge_helpers import answer_of, asks, client_of, generate, load
 from forks import assert_ends
 from page_cells import Page as Applied
 from page_cells import cells_of

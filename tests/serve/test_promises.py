@@ -7,6 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 from audit import engine_of
+from deadlines import PATIENCE
 from live_server import live
 
 from mie import AsyncLLM
@@ -55,7 +56,7 @@ def alone() -> list[Any]:
     """The answers when each request runs alone, without cached prefixes."""
     engine = AsyncLLM("bundled", enable_prefix_caching=False, batch_invariant=True)
     try:
-        with live(engine) as url, httpx2.Client(base_url=url, timeout=120) as client:
+        with live(engine) as url, httpx2.Client(base_url=url, timeout=PATIENCE) as client:
             return [choices_of(client.post("/v1/completions", json=body)) for body in bodies()]
     finally:
         engine.shutdown()
@@ -77,7 +78,7 @@ def alone() -> list[Any]:
 def test_seeded_requests_get_the_same_answer_under_any_load(alone, settings):
     engine = AsyncLLM("bundled", max_num_seqs=8, batch_invariant=True, **settings)
     try:
-        with live(engine) as url, httpx2.Client(base_url=url, timeout=120) as client:
+        with live(engine) as url, httpx2.Client(base_url=url, timeout=PATIENCE) as client:
             order = list(enumerate(bodies())) * 2
             random.Random(1).shuffle(order)
             # WIDE runs twice before the load: it is preempted, and then finds its prompt.

@@ -9,6 +9,7 @@ import httpx2
 import numpy as np
 import pytest
 from adapter_files import random_adapter, write_peft
+from deadlines import PATIENCE
 from live_server import live
 
 from mie import AsyncLLM, LoRARequest, SamplingParams
@@ -51,7 +52,7 @@ def engine(folder: Path) -> Iterator[AsyncLLM]:
 @pytest.fixture(scope="module")
 def client(engine: AsyncLLM) -> Iterator[httpx2.Client]:
     config = ServeConfig(allow_runtime_lora_updating=True, served_model_name=["base"])
-    with live(engine, config) as url, httpx2.Client(base_url=url, timeout=60) as client:
+    with live(engine, config) as url, httpx2.Client(base_url=url, timeout=PATIENCE) as client:
         yield client
 
 

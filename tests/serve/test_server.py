@@ -103,6 +103,7 @@ async def test_a_stream_that_the_end_cuts_is_logged_as_cut_and_is_no_bug(path, b
 async def test_a_client_that_never_ends_its_body_does_not_keep_the_server(monkeypatch, caplog):
     """It is hung up on, and nothing looks like a bug."""
     monkeypatch.setattr("mie.serve.app.FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr("mie.serve.server.HANG_UP_SECONDS", 0.05)
     async with server_of(load(), shutdown_timeout=0.0) as running:
         host, port = running.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -192,8 +193,8 @@ def process():
 
 
 def slow_stream(url, **more):
-    """A stream of several prompts, which may run one after another."""
-    body = {"prompt": [[5]] * 16, "stream": True, "ignore_eos": True, "max_tokens": 1000, **more}
+    """A stream of many prompts. One after another, they take more than a minute."""
+    body = {"prompt": [[5]] * 256, "stream": True, "ignore_eos": True, "max_tokens": 1000, **more}
     return httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE)
 
 
@@ -215,7 +216,7 @@ def test_a_signal_drains(process, tmp_path):
 
 def test_the_second_signal_ends_at_once(process):
     child, url = process(
-        "--shutdown-timeout", str(PATIENCE), "--max-num-seqs", "1", "--max-num-queued-reqs", "16"
+        "--shutdown-timeout", str(PATIENCE), "--max-num-seqs", "1", "--max-num-queued-reqs", "256"
     )
     with slow_stream(url) as response:
         assert response.status_code == 200
@@ -259,7 +260,8 @@ async def test_an_application_without_an_engine_is_served_until_a_signal(capsys)
             asked = asyncio.ensure_future(client.get(url_of(listener, config)))
             await has_come.wait()
             os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.sleep(0.5)
+            while listener.fileno() >= 0:  # until the server takes no more connections
+                await asyncio.sleep(0.01)
             assert not serving.done()
             may_end.set()
             assert (await asked).text == "here"

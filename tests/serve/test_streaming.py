@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from audit import loop_of
+from deadlines import PATIENCE
 from scripted_answers import answering
-from stepped import PATIENCE, Stepped, eventually
+from stepped import Stepped, eventually
 
 from mie import AsyncLLM
 from mie.serve.app import create_app

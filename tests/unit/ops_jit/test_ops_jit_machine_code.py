@@ -148,7 +148,15 @@ INTEGERS = ("int4-g32-offsets", "int8-g16-units-words", "int4-g128", "int8-g32-o
 
 
 @pytest.mark.few
-@pytest.mark.parametrize("kind", DOTS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            kind, marks=[] if kind in ("AVX-512 VNNI", "AVX2", "Armv8.2") else [pytest.mark.slow]
+        )
+        for kind in DOTS
+    ],
+)
 @pytest.mark.parametrize(
     "dtype", [*INTEGERS[:1], *(pytest.param(each, marks=pytest.mark.slow) for each in INTEGERS[1:])]
 )

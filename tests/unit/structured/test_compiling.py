@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import small_tokenizers
 from audit import compile_worker
-from deadlines import join
+from deadlines import PATIENCE, join
 from forks import assert_ends, cpu_seconds_of_children
 
 from mie import StructuredOutputsParams
@@ -196,10 +196,10 @@ def test_a_caller_who_leaves_ends_nothing_that_another_waits_for(grammars: Gramm
         assert future.cancel()
     first.cancel()
     if leaves == "while it waits":
-        assert waiting[2].result(timeout=60) is not None
+        assert waiting[2].result(timeout=PATIENCE) is not None
     else:
         with pytest.raises(RequestError, match="takes more than 1 s of CPU time to compile"):
-            waiting[2].result(timeout=60)
+            waiting[2].result(timeout=PATIENCE)
 
 
 def test_every_job_that_is_waited_for_has_one_turn():
