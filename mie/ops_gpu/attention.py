@@ -13,7 +13,6 @@ from mie.ops_gpu.arrays import kernel_type, next_power_of_two
 from mie.ops_gpu.batch import ANY_LENGTH, DeviceBatch, padded_length, padded_seqs
 from mie.ops_gpu.chip import Chip
 from mie.ops_gpu.dispatch import (
-    KEPT_BYTES,
     MAX_SPLITS,
     SPLIT_TOKENS,
     TILE_TOKENS,
@@ -69,6 +68,16 @@ class AttentionCall:
         max_len = self.batch.max_len
         return max_splits(min(max_len, (self.window or max_len) + 15))
 
+    @property
+    def max_pieces(self) -> int:
+        """The maximum number of pieces of a streamed sequence, which begin with whole tiles.
+
+        A sequence with fewer pieces has the least, whatever the maximum, so its pieces do not
+        depend on its batch.
+        """
+        max_len = self.batch.max_len
+        return max_splits(min(max_len, (self.window or max_len) + TILE_TOKENS - 1))
+
     def arguments(
         self, sequences: Array, others: Sequence[Array | None], sizes: Sequence[int]
     ) -> tuple[Any, ...]:
@@ -87,9 +96,9 @@ def max_splits(num_tokens: int) -> int:
 class PagedAttention:
     """Launches the attention kernels.
 
-    With ``is_deterministic`` a sequence's result does not depend on its batch. Without it, decodes
-    are shared out evenly over the chip where a kernel for that exists, and several blocks share the
-    keys of a few queries.
+    With ``is_deterministic`` a sequence's result does not depend on its batch. A decode then has
+    pieces that depend on the sequence alone. Without it, decodes are shared out evenly over the
+    chip where a kernel for that exists, and several blocks share the keys of a few queries.
     """
 
     def __init__(
@@ -132,7 +141,6 @@ class PagedAttention:
             call.group,
             call.block_size,
             stored=kernel_type(call.kv),
-            may_stream=not self._is_deterministic,
             shared_bytes=self._chip.shared_bytes,
             is_capped=call.is_capped,
         )
@@ -156,7 +164,9 @@ class PagedAttention:
     ) -> int:
         """Return the bytes of the partial results of the largest padded step, in an arena."""
         kernel = self.decode_kernel(num_heads, shape, element, stored)
-        if kernel.kind == "stream":
+        if kernel.kind == "stream" and self._is_deterministic:
+            heads, splits, rows = num_heads, MAX_SPLITS, padded_seqs(num_seqs)
+        elif kernel.kind == "stream":
             heads, splits, rows = 8 * kernel.head_tiles, 1, 2 * self._stream_blocks(kernel)
         else:
             heads, splits = num_heads, max_splits(padded_length(max_len))
@@ -178,7 +188,6 @@ class PagedAttention:
             num_heads // shape.num_kv_heads,
             shape.block_size,
             stored=stored,
-            may_stream=not self._is_deterministic,
             shared_bytes=self._chip.shared_bytes,
         )
 
@@ -198,12 +207,9 @@ class PagedAttention:
         if num_splits > 1:  # without splits the kernel writes the output itself
             partials = [*self._partials(decodes.size, call.num_heads, num_splits, call)]
             partials.append(self._counters.zeros(decodes.size * call.num_kv_heads))
-        name = "paged_decode" if kernel.kind == "plain" else "paged_decode_mma"
         splitting = [SPLIT_TOKENS, MAX_SPLITS, call.window or 0]
         sizes = [call.table_width, call.block_size, *splitting]
-        if kernel.kind == "mma":  # The name of the plain kernel includes the group.
-            sizes.insert(0, call.group)
-        attend = self._launcher.kernel(f"{name}.cu", name + kernel.parameters)
+        attend = self._launcher.kernel("paged_decode.cu", "paged_decode" + kernel.parameters)
         attend(
             (call.num_kv_heads, decodes.size, num_splits),
             (32 * WARPS,),
@@ -213,13 +219,16 @@ class PagedAttention:
 
     def _decode_stream(self, call: AttentionCall, kernel: DecodeKernel) -> None:
         decodes, num_blocks = call.batch.decodes, self._stream_blocks(kernel)
-        partials = self._partials(2 * num_blocks, 8 * kernel.head_tiles, 1, call)
+        max_pieces = call.max_pieces if self._is_deterministic else 0
+        if max_pieces:
+            partials = self._partials(decodes.size, call.num_heads, max_pieces, call)
+        else:
+            partials = self._partials(2 * num_blocks, 8 * kernel.head_tiles, 1, call)
         tiles = self._tiles(call.batch, call.window)
         arrived = self._counters.zeros(decodes.size * call.num_kv_heads)
-        assert 4 * call.group * num_blocks <= kernel.shared_bytes, "a weight for each part"
         name = "paged_decode_stream"
         sizes = [decodes.size, call.num_kv_heads, call.group, call.table_width, call.block_size]
-        sizes.append(call.window or 0)
+        sizes += [call.window or 0, max_pieces]
         attend = self._launcher.kernel(f"{name}.cu", name + kernel.parameters)
         attend(
             (num_blocks,),
@@ -303,8 +312,6 @@ class PagedAttention:
         """
         if num_splits == 1:
             return [None, None, None]
-        room = kernel.shared_bytes - KEPT_BYTES
-        assert 4 * kernel.rows * num_splits <= room, "a weight for each part"
         most = max(num_tiles * num_splits, self._prefill_blocks(kernel))
         partials = self._partials(most, kernel.rows, 1, call)
         return [*partials, self._counters.zeros(most)]

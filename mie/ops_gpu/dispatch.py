@@ -3,13 +3,11 @@
 Types have the names that the kernels use: "float", "f16", "bf16". A cache has the type of the
 queries, or, if quantised, "int8", "e4m3" or "int4x8". For sequences with one query:
 
-| dtype     | head_dim         | group  | block_size | KV dtype   | stream | kernel              |
-| --------- | ---------------- | ------ | ---------- | ---------- | ------ | ------------------- |
-| f16, bf16 | 64, 80, … 128    | 1 … 16 | 16, 32, …  | not int4x8 | yes    | paged_decode_stream |
-| f16, bf16 | 64, 80, … 128    | 1 … 16 | 16, 32, …  | not int4x8 | no     | paged_decode_mma    |
-| f16, bf16 | 256              | 1 … 8  | 16, 32, …  | not int4x8 | yes    | paged_decode_stream |
-| f16, bf16 | 256              | 1 … 8  | 16, 32, …  | not int4x8 | no     | paged_decode_mma    |
-| any       | 8, 16, 24, … 256 | any    | any        | any        | any    | paged_decode        |
+| dtype     | head_dim         | group  | block_size | KV dtype   | kernel              |
+| --------- | ---------------- | ------ | ---------- | ---------- | ------------------- |
+| f16, bf16 | 64, 80, … 128    | 1 … 16 | 16, 32, …  | not int4x8 | paged_decode_stream |
+| f16, bf16 | 256              | 1 … 8  | 16, 32, …  | not int4x8 | paged_decode_stream |
+| any       | 8, 16, 24, … 256 | any    | any        | any        | paged_decode        |
 
 The tensor cores process tiles of eight query heads: one for groups up to 8, else two. For the other
 sequences:
@@ -72,7 +70,7 @@ QUANTIZED = ("int8", "e4m3")
 class DecodeKernel:
     """How to launch a decode kernel."""
 
-    kind: Literal["stream", "mma", "plain"]
+    kind: Literal["stream", "plain"]
     parameters: str
     """Template parameters of the kernel."""
     shared_bytes: int
@@ -86,14 +84,13 @@ def decode_kernel(
     block_size: int,
     *,
     stored: str,
-    may_stream: bool,
     is_capped: bool = False,
     shared_bytes: int = LARGE_HEAD_BYTES,
 ) -> DecodeKernel:
     """Return the decode kernel for queries of type ``element`` and a cache of type ``stored``.
 
-    ``may_stream`` means that the last bits of a result may depend on its batch, and ``is_capped``
-    that scores have a soft cap. A multiprocessor has ``shared_bytes`` of shared memory.
+    ``is_capped`` means that scores have a soft cap. A multiprocessor has ``shared_bytes`` of shared
+    memory.
     """
     is_large = head_dim == LARGE_HEAD
     if (
@@ -107,12 +104,10 @@ def decode_kernel(
         row_bytes = 2 * head_dim
         if stored in QUANTIZED:
             stages, row_bytes = 2 * stages, head_dim + 4  # elements and a scale
-        ring_bytes = WARPS * stages * 2 * 16 * row_bytes  # keys and values of 16 tokens
-        merge_bytes = 4 * WARPS * 8 * head_tiles * (head_dim + 2)  # reuses the ring's memory
         return DecodeKernel(
-            kind="stream" if may_stream else "mma",
+            kind="stream",
             parameters=_parameters(element, stored, is_capped, head_dim, head_tiles, WARPS, stages),
-            shared_bytes=max(ring_bytes, merge_bytes),
+            shared_bytes=WARPS * stages * 2 * 16 * row_bytes,  # keys and values of 16 tokens
             head_tiles=head_tiles,
         )
     merge_floats = WARPS * group * (head_dim + 2)

@@ -169,15 +169,6 @@ ENTRIES = (
         threads=128,
     ),
     Entry(
-        file="paged_decode_mma.cu",
-        names=(
-            *each("paged_decode_mma<{}, {}>", HALVES, TENSOR_CORE_SIZES),
-            # These stand for the others. The block is the same as in paged_decode_stream.
-            *each("paged_decode_mma<{}, {}>", HALVES, ("64, 1, 4, 8, int8", "128, 2, 4, 6, e4m3")),
-        ),
-        threads=128,
-    ),
-    Entry(
         file="paged_decode_stream.cu",
         names=(
             *each("paged_decode_stream<{}, {}>", HALVES, TENSOR_CORE_SIZES),

@@ -168,11 +168,11 @@ COUNTED = (
 PREFILL = (3840, 1920, 480, 6760, 10448, 30, 3, 0, 0)
 WORK = {
     "splits": {
-        "paged_decode_mma": (752, 752, 752, 12000, 29568, 26, 6, 0, 0),
+        "paged_decode_stream": (752, 752, 752, 12000, 29568, 18, 9, 3, 0),
         "paged_prefill_mma": PREFILL,
     },
     "streams": {
-        "paged_decode_stream": (752, 752, 752, 12000, 20352, 47, 9, 0, 0),
+        "paged_decode_stream": (752, 752, 752, 12000, 20352, 27, 9, 0, 0),
         "paged_prefill_mma": PREFILL,
     },
     "int4 products": {"few_rows_linear": (288, 0, 48, 220, 0, 21, 3, 0, 0)},

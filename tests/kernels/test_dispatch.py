@@ -34,11 +34,8 @@ STORED = [None, "int8", "e4m3"]
 def test_kernels_are_chosen_by_the_tables(
     element: str, head_dim: int, group: int, block_size: int, decode: str, prefill: str, stored: Any
 ):
-    for may_stream in (True, False):
-        chosen = decode_kernel(
-            element, head_dim, group, block_size, stored=stored or element, may_stream=may_stream
-        )
-        assert chosen.kind == ("mma" if decode == "stream" and not may_stream else decode)
+    chosen = decode_kernel(element, head_dim, group, block_size, stored=stored or element)
+    assert chosen.kind == decode
     assert prefill_kernel(element, head_dim, block_size, stored=stored or element).name == prefill
 
 
@@ -47,16 +44,14 @@ def test_decodes_with_large_heads_need_the_shared_memory_of_a_data_centres_chip(
     for device, kind in (("h200", "stream"), ("jetson-orin-nano", "stream"), ("rtx-5090", "plain")):
         room = chip_of(device).shared_bytes
         for stored in ("bf16", "int8"):
-            chosen = decode_kernel(
-                "bf16", 256, 4, 16, stored=stored, may_stream=True, shared_bytes=room
-            )
+            chosen = decode_kernel("bf16", 256, 4, 16, stored=stored, shared_bytes=room)
             assert chosen.kind == kind
             assert chosen.shared_bytes + 1024 <= room
             assert prefill_kernel("bf16", 256, 16, stored=stored).shared_bytes + 1024 <= room
 
 
 def test_a_block_of_another_size_needs_the_plain_kernels():
-    chosen = decode_kernel("f16", 128, 4, 8, stored="f16", may_stream=True)
+    chosen = decode_kernel("f16", 128, 4, 8, stored="f16")
     assert chosen.kind == "plain"
     assert prefill_kernel("f16", 64, 8, stored="int8").name == "paged_prefill"
     assert prefill_kernel("f16", 64, 8, stored="f16").name == "paged_prefill_mma"
@@ -70,7 +65,7 @@ def test_a_block_of_another_size_needs_the_plain_kernels():
 def test_shared_memory_limits_the_resident_blocks(
     stored: str, head_dim: int, on_h200: int, on_orin: int
 ):
-    size = decode_kernel("f16", head_dim, 8, 16, stored=stored, may_stream=True).shared_bytes
+    size = decode_kernel("f16", head_dim, 8, 16, stored=stored).shared_bytes
     assert H200.resident_blocks(size, 3) == on_h200
     assert ORIN_NANO.resident_blocks(size, 3) == on_orin
     assert ORIN_NANO.resident_blocks(1 << 20, 3) == 8
@@ -81,9 +76,7 @@ def test_every_kernel_fits_the_smallest_chip():
     for element, head_dim, group, stored in itertools.product(
         ("f16", "float"), range(8, 257, 8), range(1, 17), STORED
     ):
-        chosen = decode_kernel(
-            element, head_dim, group, 16, stored=stored or element, may_stream=False
-        )
+        chosen = decode_kernel(element, head_dim, group, 16, stored=stored or element)
         assert chosen.shared_bytes <= 163 << 10
         chosen = prefill_kernel(element, head_dim, 16, stored=stored or element)
         assert chosen.shared_bytes <= 163 << 10

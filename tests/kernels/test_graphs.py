@@ -263,7 +263,7 @@ class Growing:
     [
         pytest.param("float16", False, {ANY_LENGTH}, None, marks=pytest.mark.slow),
         pytest.param("float16", False, {ANY_LENGTH}, 70, marks=pytest.mark.slow),
-        ("float16", True, SPLIT, None),
+        ("float16", True, {ANY_LENGTH}, None),
         pytest.param("float32", False, SPLIT, None, marks=pytest.mark.slow),
     ],
 )
@@ -536,4 +536,4 @@ def test_padded_sequences_get_zeros_or_no_output(head_dim: int, is_deterministic
         for each in (batch, wide)
     ]
     assert outputs[0].tobytes() == outputs[1][:3].tobytes()
-    assert not (is_deterministic and outputs[1][3:].any())
+    assert head_dim == 64 or not outputs[1][3:].any()

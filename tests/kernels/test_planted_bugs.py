@@ -18,6 +18,7 @@ import test_adapter_kernels
 import test_bfloat16_range as bfloat16_range
 import test_counters
 import test_cupy_integers as integer
+import test_decode_pieces
 import test_expert_kernels as expert_kernels
 import test_far_places as far_places
 import test_few_rows as few_rows
@@ -71,7 +72,39 @@ def streamed(stored: str, window: int | None = None, query_scale: float = 1.0) -
 
 
 def split(stored: str, window: int | None = None, query_scale: float = 1.0) -> None:
-    decode(shape_of(stored, window), is_deterministic=True, query_scale=query_scale)
+    """Decode with the plain kernel."""
+    shape = replace(shape_of(stored, window), head_dim=72)
+    decode(shape, is_deterministic=True, query_scale=query_scale)
+
+
+def pieces() -> None:
+    """Run decodes in pieces, whose bits depend on the sequence alone."""
+    for stored in ("auto", "int8"):
+        decode(shape_of(stored), is_deterministic=True, query_scale=1.0)
+    test_decode_pieces.test_pieces_depend_on_the_sequence_alone(None)
+
+
+def long_pieces() -> None:
+    test = test_decode_pieces.test_a_sequence_of_more_pieces_than_allowed_has_longer_ones
+    with pytest.MonkeyPatch.context() as patch:
+        test(patch, "checked", None)
+
+
+def many_sequences() -> None:
+    for is_deterministic in (False, True):
+        test_decode_pieces.test_more_sequences_than_a_warp_has_lanes(is_deterministic)
+
+
+def even_pieces() -> None:
+    test_decode_pieces.test_pieces_are_dealt_evenly()
+
+
+def overlap() -> None:
+    test_decode_pieces.test_the_next_run_is_requested_before_a_merge()
+
+
+def rounds() -> None:
+    test_decode_pieces.test_a_merge_requests_sixteen_parts_at_once()
 
 
 def many_tiles() -> None:
@@ -254,6 +287,7 @@ def merges() -> None:
     for mode in ("checked", "any"):
         for is_deterministic in (False, True):
             kernels.attend(mode, shape, sequences, is_deterministic)
+            kernels.attend(mode, replace(shape, head_dim=72), sequences, is_deterministic)
             backend = kernels.make_backend(mode, shape.dtype, is_deterministic)
             first, second = (backend.paged_attention(q, cache, 0, batch, None) for _ in range(2))
             assert first.tobytes() == second.tobytes()
@@ -347,6 +381,7 @@ CHECKS: dict[str, Callable[..., None]] = {
     check.__name__: check
     for check in (
         *(streamed, split, many_tiles, prefill, split_prefill, growing_units, write, widen, heads),
+        *(pieces, long_pieces, many_sequences, even_pieces, overlap, rounds),
         *(int4_write, int4_read, adapters, rank_parts),
         *(large_element, large_value, hides_no_nan, bank_conflicts, work),
         *(many_parts, far_rows, far_attention, far_writes, far_copies, order_of_blocks),

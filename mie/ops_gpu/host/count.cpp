@@ -38,6 +38,7 @@ struct Log {  // of an instruction and a warp
 
 struct Counter {
   uint64_t blocks, idle_blocks, in_flight, unhinted_copies, mma, barriers, loads_in_flight;
+  uint64_t copies_at_barriers, load_rounds;
   std::array<Count, KINDS> counts;
   std::vector<uint64_t> products;  // of warps, by the block's number in the grid
   bool has_written;
@@ -138,7 +139,14 @@ void count_wait(uint64_t in_flight) { counter.in_flight += in_flight; }
 
 void count_unhinted_copy() { ++counter.unhinted_copies; }
 
+void count_use() {
+  Fiber& fiber = self();
+  counter.load_rounds += fiber.lane == 0 && fiber.loads.is_round;
+  fiber.loads.is_round = false;
+}
+
 void count_mma() {  // lane 0 calls
+  count_use();
   ++counter.mma;
   ++counter.products[runtime.block];
   Loads& loads = self().loads;
@@ -147,14 +155,17 @@ void count_mma() {  // lane 0 calls
   loads.at_products += loads.bytes;
 }
 
-void count_barrier() { ++counter.barriers; }
+void count_barrier() {
+  ++counter.barriers;
+  for (const Fiber& fiber : runtime.fibers) counter.copies_at_barriers += fiber.copies.size();
+}
 
 void count_access(const void* p, size_t size, Access access) {
   if (!runtime.in_kernel || !size) return;
   const Location location = locate(p);
   if (location.space == Space::GLOBAL) {
     counter.has_written |= access != Access::READ;
-    if (access == Access::READ) self().loads.bytes += size;
+    if (access == Access::READ) self().loads.bytes += size, self().loads.is_round = true;
     count_lane(Kind::GLOBAL, device_address(location.address), size);
   } else if (location.space == Space::DYNAMIC_SHARED || location.space == Space::STATIC_SHARED) {
     count_lane(Kind::SHARED, location.address, size);
@@ -180,11 +191,12 @@ extern "C" {
 // The blocks, those of them that wrote no global memory, the copies that stay in flight while a
 // thread waits for others, summed over all waits, the copies without cache hints, the warps'
 // products, the blocks' barriers, the bytes that lane 0 of each warp has in flight, summed over its
-// products, and three counts for each kind.
+// products, the copies in flight at barriers, the rounds of loads, and three counts for each kind.
 void mie_emu_counts(uint64_t* out) {
   const mie_emu::Counter& all = mie_emu::counter;
   for (const uint64_t count : {all.blocks, all.idle_blocks, all.in_flight, all.unhinted_copies,
-                               all.mma, all.barriers, all.loads_in_flight})
+                               all.mma, all.barriers, all.loads_in_flight, all.copies_at_barriers,
+                               all.load_rounds})
     *out++ = count;
   for (const mie_emu::Count& count : all.counts) {
     *out++ = count.requests;

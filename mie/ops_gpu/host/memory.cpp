@@ -64,6 +64,10 @@ void atomic_access(void* p, unsigned size) {
 
 void copy_unchecked(void* to, const void* from, unsigned size) { memcpy(to, from, size); }
 
+void use_loads() {
+  if (runtime.launch.is_counted) count_use();
+}
+
 void memory_fence() {
   if (runtime.launch.is_checked) note_fence();
 }

@@ -29,6 +29,9 @@ extern thread_local __attribute__((aligned(128), visibility("default"))) unsigne
 // ---- loads with cache hints
 #define __ldcg(p) (*(p))
 
+// ---- an exponential, which uses what was loaded before
+#define exp2f(x) (mie_emu::use_loads(), ::exp2f(x))
+
 // ---- barriers and fences
 #define __syncthreads() ((void)mie_emu::block_barrier(mie_emu::Vote::NONE, 0, MIE_SITE))
 #define __syncthreads_or(p) mie_emu::block_barrier(mie_emu::Vote::OR, (p) != 0, MIE_SITE)

@@ -43,6 +43,7 @@ enum class Vote { NONE, OR, AND, COUNT };
 int block_barrier(Vote vote, int predicate, Site site);
 void warp_barrier(uint32_t mask, Site site);
 void memory_fence();
+void use_loads();
 
 constexpr unsigned LANE_BYTES = 64;
 // Passes `size` bytes to the other lanes of `mask`, waits for them, and returns the bytes of all

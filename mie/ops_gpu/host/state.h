@@ -20,6 +20,7 @@ struct Copy {  // a pending cp.async
 struct Loads {  // of global memory by a thread, in bytes: count.cpp
   uint64_t bytes, products;
   uint64_t at_products, at_last;  // the bytes at each product, summed, and at the last
+  bool is_round;                  // whether loads are not used yet
 };
 
 struct Fiber : Thread {
@@ -131,6 +132,7 @@ void count_wait(uint64_t in_flight);
 void count_unhinted_copy();
 void count_mma();
 void count_barrier();
+void count_use();
 void count_access(const void* p, size_t size, Access access);
 void count_matrices(const unsigned char* lanes, int matrices);  // the row addresses that lanes give
 

@@ -167,32 +167,31 @@ __device__ __forceinline__ float sink_of(const T* sinks, int head) {
 }
 
 // The end of a decode. Each of a block's warps has attended to some of the tokens, for `group`
-// query heads. Their results are in shared memory (a warp's begin every `rows` rows) and are merged
-// here. If these were all tokens of the query, the output is written. Otherwise a normalised
-// partial result is written with log2 of its sum of weights (-inf: it saw no key). A warp has seen
-// no token if its sum is 0. Its maximum does not tell, because one of NaN scores stays -inf. Their
-// sum is NaN, and so is the result.
+// query heads. Their results are in shared memory and are merged here. If these were all tokens of
+// the query, the output is written. Otherwise a normalised partial result is written with log2 of
+// its sum of weights (-inf: it saw no key). A warp has seen no token if its sum is 0. Its maximum
+// does not tell, because one of NaN scores stays -inf. Their sum is NaN, and so is the result.
 //
-//   merged  [WARPS, rows, DH]   maxima, sums  [WARPS, rows]
-//   out     the first head's output; head g's partial result is row first_partial + g * stride
-//   sinks   [Hq] or null, of which first_head is that of row 0
+//   results  of each warp, `distance` floats apart: weighted sums [rows, DH], maxima [rows],
+//            sums of weights [rows]
+//   out      the first head's output; head g's partial result is row first_partial + g * stride
+//   sinks    [Hq] or null, of which first_head is that of row 0
 template <typename T, int DH, int WARPS>
-__device__ __forceinline__ void merge_warps(const float* merged, const float* maxima,
-                                            const float* sums, int rows, int group, bool is_whole,
-                                            const T* sinks, int first_head, T* out,
+__device__ __forceinline__ void merge_warps(const float* results, int distance, int rows, int group,
+                                            bool is_whole, const T* sinks, int first_head, T* out,
                                             float* partial, float* partial_lse,
                                             size_t first_partial, int stride) {
   for (int i = threadIdx.x; i < group * DH; i += 32 * WARPS) {
     const int g = i / DH, d = i % DH;
+    const float *maxima = results + rows * DH + g, *sums = maxima + rows;
     float top = -MIE_INF;
-    for (int w = 0; w < WARPS; ++w) top = fmaxf(top, maxima[w * rows + g]);
+    for (int w = 0; w < WARPS; ++w) top = fmaxf(top, maxima[w * distance]);
     float sum = 0.0f, weighted = 0.0f;
     for (int w = 0; w < WARPS; ++w) {
-      const int row = w * rows + g;
-      if (sums[row] == 0.0f) continue;
-      const float weight = exp2f(maxima[row] - top);
-      sum += sums[row] * weight;
-      weighted += merged[row * DH + d] * weight;
+      if (sums[w * distance] == 0.0f) continue;
+      const float weight = exp2f(maxima[w * distance] - top);
+      sum += sums[w * distance] * weight;
+      weighted += results[w * distance + g * DH + d] * weight;
     }
     if (is_whole) {
       if (sum != 0.0f) sum += exp2f(sink_of(sinks, first_head + g) - top);
@@ -208,40 +207,48 @@ __device__ __forceinline__ void merge_warps(const float* merged, const float* ma
 // Merges the parts of `rows` heads: sum of partial * 2^lse / (sum of 2^lse + 2^sink). The order is
 // that of the parts, whichever block calls. out(r) is the place of row r's result, sink(r) the
 // score of its sink, and place(r, i) the row of its part i in partial and partial_lse. A part
-// without a key is zero with an lse of -inf, and every row has a part with one. Dynamic shared
-// memory takes rows * count floats. Every thread of the block calls.
+// without a key is zero with an lse of -inf, and every row has a part with one. Every thread of the
+// block calls.
+//
+// A thread merges four elements of a row, alone. The parts come from the L2 cache, whose answer
+// takes longer than all arithmetic here. So a thread requests 16 parts before it uses the first.
 template <typename T, int DH, typename Out, typename Sink, typename Place>
 __device__ __forceinline__ void merge_parts(const float* partial, const float* partial_lse,
                                             int rows, int count, Out out, Sink sink,
                                             Place place) {
-  float* weights = reinterpret_cast<float*>(mie_smem);  // [rows][count]
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (int i = threadIdx.x; i < rows * count; i += blockDim.x)
-    weights[i] = __ldcg(partial_lse + place(i / count, i % count));
-  __syncthreads();
-  for (int r = warp; r < rows; r += blockDim.x / 32) {
-    float top = -MIE_INF;
-    for (int i = lane; i < count; i += 32) top = fmaxf(top, weights[r * count + i]);
-    top = warp_max(top);
-    float sum = 0.0f;
-    for (int i = lane; i < count; i += 32)
-      sum += weights[r * count + i] = exp2f(weights[r * count + i] - top);
-    const float share = 1.0f / (warp_sum(sum) + exp2f(sink(r) - top));
-    for (int i = lane; i < count; i += 32) weights[r * count + i] *= share;
-  }
-  __syncthreads();
+  constexpr int AT_ONCE = 16;
   for (int i = threadIdx.x; i < rows * DH / 4; i += blockDim.x) {
     const int r = i / (DH / 4), d = i % (DH / 4) * 4;
-    float weighted[4] = {};
-#pragma unroll 4
-    for (int part = 0; part < count; ++part) {
-      const float weight = weights[r * count + part];
-      const float4 x =
-          __ldcg(reinterpret_cast<const float4*>(partial + (size_t)place(r, part) * DH + d));
-      weighted[0] += weight * x.x, weighted[1] += weight * x.y;
-      weighted[2] += weight * x.z, weighted[3] += weight * x.w;
-    }
+    float top = -MIE_INF, sum = 0.0f, weighted[4] = {};
+    for (int first = 0; first < count; first += AT_ONCE) {
+      float lse[AT_ONCE];
+      float4 x[AT_ONCE];
 #pragma unroll
-    for (int e = 0; e < 4; ++e) out(r)[d + e] = from_float<T>(weighted[e]);
+      for (int j = 0; j < AT_ONCE; ++j) {
+        lse[j] = -MIE_INF, x[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (first + j >= count) continue;
+        const size_t row = place(r, first + j);
+        lse[j] = __ldcg(partial_lse + row);
+        x[j] = __ldcg(reinterpret_cast<const float4*>(partial + row * DH + d));
+      }
+      const float before = top;
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; ++j) top = fmaxf(top, lse[j]);
+      const float reference = top == -MIE_INF ? 0.0f : top;  // -inf - -inf is NaN: no key so far
+      const float keep = exp2f(before - reference);
+      sum *= keep;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) weighted[e] *= keep;
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; ++j) {
+        const float weight = exp2f(lse[j] - reference);
+        sum += weight;
+        weighted[0] += weight * x[j].x, weighted[1] += weight * x[j].y;
+        weighted[2] += weight * x[j].z, weighted[3] += weight * x[j].w;
+      }
+    }
+    const float total = sum + exp2f(sink(r) - top);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) out(r)[d + e] = from_float<T>(weighted[e] / total);
   }
 }

@@ -86,26 +86,25 @@ paged_decode(const T* __restrict__ q, const C* __restrict__ kv, const float* __r
   }
 
   // Merges the tokens of a warp by shuffles, then the warps through shared memory.
-  float* merged = queries + GROUP * DH;                   // [WARPS][GROUP][DH]
-  float* maxima = merged + WARPS * GROUP * DH;            // [WARPS][GROUP]
-  float* sums = maxima + WARPS * GROUP;                   // [WARPS][GROUP]
+  constexpr int DISTANCE = GROUP * (DH + 2);  // floats from a warp's results to the next one's
+  float* results = queries + GROUP * DH;
 #pragma unroll
   for (int g = 0; g < GROUP; ++g) {
 #pragma unroll
     for (int offset = LANES; offset < 32; offset *= 2) state[g].merge_with_lane(offset);
     if constexpr (IS_ROTATED<C> && DH >= CHANNELS) rotate_chunks<DH>(state[g].acc, chunk);
-    const int row = warp * GROUP + g;
+    float* own = results + warp * DISTANCE;
     if (lane < CHUNKS) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) merged[row * DH + lane * 8 + i] = state[g].acc[i];
+      for (int i = 0; i < 8; ++i) own[g * DH + lane * 8 + i] = state[g].acc[i];
     }
-    if (lane == 0) maxima[row] = state[g].max, sums[row] = state[g].sum;
+    if (lane == 0) own[GROUP * DH + g] = state[g].max, own[GROUP * (DH + 1) + g] = state[g].sum;
   }
   __syncthreads();
 
   const size_t first_partial =
       ((size_t)blockIdx.y * num_heads + first_head) * num_splits + blockIdx.z;
-  merge_warps<T, DH, WARPS>(merged, maxima, sums, GROUP, GROUP, split.count <= 1, sinks, first_head,
+  merge_warps<T, DH, WARPS>(results, DISTANCE, GROUP, GROUP, split.count <= 1, sinks, first_head,
                             out + query_row * DH, partial, partial_lse, first_partial, num_splits);
   finish_splits<T, DH>(partial, partial_lse, arrived, sinks, out + query_row * DH, GROUP,
                        split.count);
