@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from emulated import needs_compiler
 from test_kernels import Shape, attend, make_backend, make_batch, make_cache, normal

@@ -52,17 +52,16 @@ COUNTS = (
 
 Idle blocks wrote no global memory. "in_flight" are the copies by cp.async that are in flight while
 a thread waits for earlier ones, over all waits: a pipeline without overlap has none.
+"copies_at_barriers" are those in flight while a block waits at a barrier, over all barriers.
 Unhinted copies lack the hint to pass L1 or to fetch 128 bytes to L2. "mma" are products of warps,
 and "barriers" are barriers of blocks. "loads_in_flight" are the bytes that lane 0 of each warp has
 loaded from global memory and not used yet, over all products of the warp, if its products use them
-evenly and in order. Copies by cp.async do not count there. "copies_at_barriers" are the copies by
-cp.async that are in flight while a block waits at a barrier, over all barriers. "load_rounds" is how
-often lane 0 of a warp has loaded from global memory and then comes to a product or an exponential,
-before which the loads must have arrived. "cp_async" is its writes to shared
-memory, and "shared" are the other accesses there. A vector that g++ loads in parts counts as parts.
-Requests are counted for warps. A pass is a wavefront of shared memory, or a sector of 32 bytes of
-global memory. "least" is the number of passes for the same bytes side by side, so the others are
-bank conflicts or waste.
+evenly and in order. "load_rounds" is how often lane 0 of a warp has loaded and then comes to a
+product or an exponential. Copies by cp.async do not count in either. "cp_async" is its writes to
+shared memory, and "shared" are the other accesses there. A vector that g++ loads in parts counts as
+parts. Requests are counted for warps. A pass is a wavefront of shared memory, or a sector of 32
+bytes of global memory. "least" is the number of passes for the same bytes side by side, so the
+others are bank conflicts or waste.
 """
 
 
