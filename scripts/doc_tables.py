@@ -106,7 +106,8 @@ def errors() -> Iterator[tuple[Mapping[str, Any], float, float]]:
 
 def predictions(section: str) -> str:
     """Return a table of predictions.md as Markdown."""
-    tables = {"steps": _steps, "attention": _attention, "heads": _heads, "predicted": _predicted}
+    tables = {"steps": _steps, "attention": _attention, "heads": _heads, "wide": _wide}
+    tables["predicted"] = _predicted
     rows = tables[section]()
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
@@ -149,6 +150,24 @@ def _heads() -> Iterator[tuple[str, ...]]:
             low, high = (rate * line["cuda_cores"] / 1e12 for rate in (a_second, most))
             rates = f"{new:.1f}", f"{low:.2f}–{high:.2f}", f"{new / high:.0f}–{new / low:.0f}"
             yield name, line["heads"], *rates
+
+
+def _wide() -> Iterator[tuple[str, ...]]:
+    """Scale the rate of heads of 128 by the operations of an instruction, with more rows a warp.
+
+    A product of a warp is 4,096 operations. Each size has the products and the instructions of a
+    loop over keys.
+    """
+    yield "heads", *(f"instructions a product, {n} rows" for n in (16, 32)), "TFLOP/s", "of GEMM"
+    yield ("---",) * 5
+    work = PUBLISHED["wide"]
+    device = DEVICES[work["device"]]
+    for line in work["sizes"]:
+        products, instructions = line["of_32_rows"]
+        each = device.flops * device.attention_percent / 1e14 / PUBLISHED["heads"]["flops_of_128"]
+        rate = each * 4096 * products / instructions
+        counts = (f"{line[key][1] / line[key][0]:.2f}" for key in ("of_16_rows", "of_32_rows"))
+        yield line["heads"], *counts, f"{rate:.0f}", f"{100 * rate / work['gemm_tflops']:.0f} %"
 
 
 def _predicted() -> Iterator[tuple[str, ...]]:

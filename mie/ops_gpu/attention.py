@@ -268,14 +268,7 @@ class PagedAttention:
         ]
 
     def _prefill(self, call: AttentionCall) -> None:
-        batch = call.batch
-        kernel = prefill_kernel(
-            kernel_type(call.q),
-            call.head_dim,
-            call.block_size,
-            stored=kernel_type(call.kv),
-            is_capped=call.is_capped,
-        )
+        batch, kernel = call.batch, self._prefill_kernel(call)
         num_tiles = ceil_div(batch.max_prefill_queries * call.group, kernel.rows)
         grid = (num_tiles, batch.prefills.size, call.num_kv_heads)
         numbers = [call.group, call.table_width, call.block_size, call.window or 0]
@@ -292,6 +285,29 @@ class PagedAttention:
             call.arguments(batch.prefills, [call.out, *partials], numbers),
             shared_bytes=kernel.shared_bytes,
         )
+
+    def _prefill_kernel(self, call: AttentionCall) -> PrefillKernel:
+        """Return the wide kernel for launches that keep the chip busy with it, else the other.
+
+        They take more than half of the blocks that the chip holds, so they have no splits. And a
+        multiprocessor holds two such blocks, because one warp a scheduler waits too often.
+        """
+        wide, narrow = (
+            prefill_kernel(
+                kernel_type(call.q),
+                call.head_dim,
+                call.block_size,
+                stored=kernel_type(call.kv),
+                is_capped=call.is_capped,
+                is_wide=is_wide,
+            )
+            for is_wide in (True, False)
+        )
+        rows = call.batch.max_prefill_queries * call.group
+        num_blocks = ceil_div(rows, wide.rows) * call.batch.prefills.size * call.num_kv_heads
+        resident = self._chip.resident_blocks(wide.shared_bytes, 2)
+        fits = resident == 2 * self._chip.num_multiprocessors
+        return wide if fits and 2 * num_blocks > resident else narrow
 
     def _splits_of_prefill(
         self, call: AttentionCall, kernel: PrefillKernel, num_blocks: int

@@ -60,7 +60,13 @@ Chips of the consumer's kind (sm_86, sm_89, sm_120) have 100 KB.
 """
 
 KEPT_BYTES = 24
-"""Bytes of shared memory in which a tensor-core prefill keeps integers beside its tiles."""
+"""Bytes of shared memory in which a tensor-core prefill keeps integers beside its tiles.
+
+The positions of its rows take four bytes each besides.
+"""
+
+WIDE_HEADS = (64, 80, 96, 128)
+"""The head sizes of which a prefilling warp has registers for 32 rows, with a cache in 16 bits."""
 
 QUANTIZED = ("int8", "e4m3")
 """Elements of a quantised cache that tensor cores multiply."""
@@ -132,11 +138,18 @@ class PrefillKernel:
 
 
 def prefill_kernel(
-    element: str, head_dim: int, block_size: int, *, stored: str, is_capped: bool = False
+    element: str,
+    head_dim: int,
+    block_size: int,
+    *,
+    stored: str,
+    is_capped: bool = False,
+    is_wide: bool = False,
 ) -> PrefillKernel:
     """Return the prefill kernel for queries of type ``element`` and a cache of type ``stored``.
 
-    ``is_capped`` means that scores have a soft cap.
+    ``is_capped`` means that scores have a soft cap. A warp of an ``is_wide`` kernel has 32 rows
+    instead of 16, where there is such a kernel. The bits of a row are the same.
     """
     is_quantized = stored in QUANTIZED
     # Four scales of a quantised cache are fetched at a time, so they must be in one block.
@@ -147,17 +160,18 @@ def prefill_kernel(
     ):
         return plain_prefill_kernel(element, head_dim, stored=stored, is_capped=is_capped)
     row_bytes = head_dim + 4 if is_quantized else 2 * head_dim
-    rows = keys = TILE_TOKENS
-    query_bytes = 0
-    if head_dim == LARGE_HEAD:  # whose queries find no room in the registers
-        keys, query_bytes = 32, 2 * rows * head_dim
+    is_large = head_dim == LARGE_HEAD
+    row_tiles = 2 if is_wide and head_dim in WIDE_HEADS and not is_quantized else 1
+    rows, keys = 16 * WARPS * row_tiles, 32 if is_large else TILE_TOKENS
+    # Where the results take the registers, the queries are in shared memory.
+    query_bytes = 2 * rows * head_dim if is_large or row_tiles == 2 else 0
     tile_bytes = 2 * 2 * keys * row_bytes  # two tiles of keys and values
     return PrefillKernel(
         name="paged_prefill_mma",
-        parameters=_parameters(element, stored, is_capped, head_dim),
+        parameters=_parameters(element, stored, is_capped, head_dim, row_tiles),
         rows=rows,
-        shared_bytes=tile_bytes + query_bytes + KEPT_BYTES,
-        blocks_per_multiprocessor=3 if head_dim <= 80 else 2,
+        shared_bytes=tile_bytes + query_bytes + KEPT_BYTES + 4 * rows,
+        blocks_per_multiprocessor=3 if head_dim <= 80 and row_tiles == 1 else 2,
     )
 
 

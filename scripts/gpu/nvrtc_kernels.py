@@ -196,11 +196,11 @@ ENTRIES = (
     Entry(
         file="paged_prefill_mma.cu",
         names=(
-            *each("paged_prefill_mma<{}, {}>", HALVES, (64, 80, 96, 112, 128, 256)),
-            *each("paged_prefill_mma<{}, {}, {}>", HALVES, (64, 128, 256), QUANTIZED),
-            *each("paged_prefill_mma<bf16, {}, {}>", (80, 96, 112), QUANTIZED),
-            "paged_prefill_mma<bf16, 256, bf16, true>",
-            "paged_prefill_mma<bf16, 128, bf16, true>",
+            *each("paged_prefill_mma<{}, {}, 1>", HALVES, (64, 80, 96, 112, 128, 256)),
+            *each("paged_prefill_mma<{}, {}, 1, {}>", HALVES, (64, 128, 256), QUANTIZED),
+            *each("paged_prefill_mma<bf16, {}, 1, {}>", (80, 96, 112), QUANTIZED),
+            *each("paged_prefill_mma<bf16, {}, bf16, true>", ("256, 1", "128, 1", "128, 2")),
+            *each("paged_prefill_mma<{}, {}, 2>", HALVES, (64, 80, 96, 128)),
         ),
         threads=128,
     ),

@@ -28,6 +28,7 @@ import test_kernels as kernels
 import test_narrow_weights as narrow
 import test_nonfinite
 import test_prefill
+import test_prefill_wide
 import test_quantised_products as quantised
 import test_recurrent_kernels as recurrent_kernels
 import test_sampling as sampling
@@ -97,6 +98,16 @@ def many_sequences() -> None:
 
 def even_pieces() -> None:
     test_decode_pieces.test_pieces_are_dealt_evenly()
+
+
+def wide(window: int | None = None) -> None:
+    test_prefill_wide.test_rows_have_the_same_bits_in_wide_blocks("float16", 64, window)
+    shape = Shape("float16", 64, 3, 1, 16, window)
+    kernels.attend("any", shape, test_prefill_wide.SEQUENCES, chip=test_prefill_wide.SMALL)
+
+
+def wide_reads() -> None:
+    test_prefill_wide.test_a_wide_block_reads_a_fragment_for_twice_the_rows()
 
 
 def overlap() -> None:
@@ -382,6 +393,7 @@ CHECKS: dict[str, Callable[..., None]] = {
     for check in (
         *(streamed, split, many_tiles, prefill, split_prefill, growing_units, write, widen, heads),
         *(pieces, long_pieces, many_sequences, even_pieces, overlap, rounds),
+        *(wide, wide_reads),
         *(int4_write, int4_read, adapters, rank_parts),
         *(large_element, large_value, hides_no_nan, bank_conflicts, work),
         *(many_parts, far_rows, far_attention, far_writes, far_copies, order_of_blocks),

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 import test_attention_bounds as attention_bounds
+import test_decode_pieces as decode_pieces
 import test_expert_kernels as expert_kernels
 import test_graphs as graphs
 import test_kernels as kernels
+import test_prefill_wide as prefill_wide
 import test_quantised_products as quantised
 import test_recording as recording
 from emulated import needs_compiler
@@ -76,11 +78,21 @@ def graphs_of_chunks(cupy: FakeCupy) -> None:
         graphs.test_graphs_of_chunks_are_bounded(patch)
 
 
+def wide(cupy: FakeCupy) -> None:
+    prefill_wide.test_rows_have_the_same_bits_in_wide_blocks("float16", 64, 70)
+    large = kernels.Shape("float16", 128, 3, 1, 16)
+    prefill_wide.test_wide_blocks_are_for_shapes_that_have_registers(large, 164, False)
+
+
+def pieces(cupy: FakeCupy) -> None:
+    decode_pieces.test_pieces_depend_on_the_sequence_alone(None)
+
+
 CHECKS: dict[str, Callable[[FakeCupy], None]] = {
     check.__name__: check
     for check in (
         *(captures, experts, copies, scales, streams),
-        *(padding, chunks, graphs_of_chunks),
+        *(padding, chunks, graphs_of_chunks, wide, pieces),
     )
 }
 

@@ -3,33 +3,41 @@
 // any group and block size.
 // The arguments are the same and these, which are null without splits:
 //
-//   partial      [blocks, 64, Dh]  float   a block's own result, normalised
-//   partial_lse  [blocks, 64]      float   log2 of each row's sum of weights; -inf without a key
-//   arrived      [tiles of rows]   int32   zeros: blocks that have written a partial result
+//   partial      [blocks, ROWS, Dh]  float   a block's own result, normalised
+//   partial_lse  [blocks, ROWS]      float   log2 of each row's sum of weights; -inf without a key
+//   arrived      [tiles of rows]     int32   zeros: blocks that have written a partial result
 //
-// grid (max_splits * ceil(most queries * G / 64), sequences, Hkv), block (128). The schedule is
-// FlashAttention-2 again. A block holds 64 rows, each one (token, query head of the group), 16 to a
-// warp, and iterates over the keys in tiles of 64. All warps share a tile. The next tile is loaded
-// (cp.async) while this one is multiplied. Rows form the long side of the product:
+// grid (max_splits * ceil(most queries * G / ROWS), sequences, Hkv), block (128). The schedule is
+// FlashAttention-2 again. A block holds ROWS = 64 * M rows, each one (token, query head of the
+// group), M times 16 to a warp, and iterates over the keys in tiles of 64. All warps share a tile.
+// The next tile is loaded (cp.async) while this one is multiplied. Rows form the long side of the
+// product:
 //
 //   scores [16 rows, 8 keys] = Q [16, Dh] . K^T [Dh, 8]       eight such products along a tile
 //   output [16 rows, 8]     += weights [16, 64] . V [64, 8]   Dh / 8 such
 //
 // The scores of two neighbouring products have the register layout of the weights' operand. Keys
 // and values are stored swizzled, which avoids bank conflicts. Tiles begin at multiples of 64, so
-// without splits a row's result does not depend on how its prompt was cut.
+// without splits a row's result does not depend on how its prompt was cut. Nor does it depend on M:
+// a row has the same operations in the same order.
+//
+// With M = 2 a fragment of keys or values is read from shared memory once for 32 rows. The results
+// then take half of the registers, so the queries wait in shared memory. It is for launches that
+// fill the chip (attention.py).
 //
 // Where a few rows meet many keys, several blocks share the keys of the same rows (`split_of`), and
 // the last of them merges. The splits are whole tiles, and depend on the step.
 //
-// Budget on sm_90, 16 bits. The limit is shared memory: each warp reads every key and value for 16
-// rows only.
+// Budget on sm_90, 16 bits. The limit of M = 1 is shared memory. With M = 2 it is the issue of
+// instructions: a tile of 64 keys and heads of 128 has 256 products in 1,363 instructions of a warp.
 //
-//   heads  keys of a tile  registers  shared KB  blocks a multiprocessor  KB in flight a block
-//   64     64              152        32         3                        16
-//   96     64              185        48         2                        24
-//   128    64              206        64         2                        32
-//   256    32              249        96         2                        32
+//   heads, M  keys of a tile  registers  shared KB  blocks a multiprocessor  KB in flight a block
+//   64, 1     64              144        33         3                        16
+//   64, 2     64              218        49         2                        16
+//   96, 2     64              251        73         2                        24
+//   128, 1    64              207        65         2                        32
+//   128, 2    64              255        97         2                        32
+//   256, 1    32              241        97         2                        32
 //
 // A quantised cache is handled as in decode_mma.cuh. Here a lane's four elements of values belong
 // to two columns, 2g and 2g + 1, and become column g of two products. Each row has its own unit,
@@ -44,11 +52,11 @@ struct Kept {
   int first_token, first_row, row_end, row_tile, num_tiles, num_splits;
 };
 
-// With heads of up to 80, three blocks fit a multiprocessor if the compiler is told to leave room.
+// M: row tiles of a warp. With heads of up to 80, three blocks fit a multiprocessor if the compiler is told to leave room.
 // With heads of 256, the results take half of the registers. The queries then wait in shared memory,
 // and a tile has 32 keys instead of 64.
-template <typename T, int DH, typename C = T, bool CAPPED = false>
-__global__ void __launch_bounds__(128, DH <= 80 ? 3 : 1)
+template <typename T, int DH, int M, typename C = T, bool CAPPED = false>
+__global__ void __launch_bounds__(128, M == 2 ? 2 : DH <= 80 ? 3 : 1)
 paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
                   const float* __restrict__ scales, const int* __restrict__ tables,
                   const int* __restrict__ seq_lens, const int* __restrict__ cu_seqlens_q,
@@ -61,8 +69,9 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
   using Operand = typename Product<T, C>::Operand;
   constexpr float WEIGHT_POWER = ::WEIGHT_POWER<T, Operand>;
   constexpr bool QUANTIZED = IS_QUANTIZED<T, C>;
-  constexpr bool QUERIES_WAIT = DH > 128;
-  constexpr int WARPS = 4, ROWS = 64, KEYS = QUERIES_WAIT ? 32 : 64, STEPS = DH / 16;
+  constexpr bool QUERIES_WAIT = M == 2 || DH > 128;
+  constexpr int WARPS = 4, OWN = 16 * M, ROWS = WARPS * OWN, KEYS = DH > 128 ? 32 : 64;
+  constexpr int STEPS = DH / 16;
   constexpr int ROW = DH * (int)sizeof(C), CHUNKS = ROW / 16;  // bytes of a key; chunks of 16
   constexpr int PAIRS = (CHUNKS + 1) / 2;  // of chunks, of which the last may be one
   constexpr int TILE = KEYS * ROW, SCALES = QUANTIZED ? KEYS * 4 : 0;  // bytes
@@ -98,51 +107,59 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
   if (threadIdx.x == 0)
     kept = {first_token, first_row, last_row + 1, row_tile, num_tiles, split.count};
 
-  // A lane holds parts of two rows, 8 apart: their places in q, and their positions.
-  const int rows[2] = {first_row + warp * 16 + g, first_row + warp * 16 + g + 8};
-  size_t place[2];
-  int position[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int token = first_token + rows[r] / group;
-    place[r] = ((size_t)token * num_heads + kv_head * group + rows[r] % group) * DH;
-    position[r] = offset + rows[r] / group;
-  }
-  // The positions of the warp's first and last row, even of rows past the sequence's last.
-  const int warp_first = offset + (first_row + warp * 16) / group;
-  const int warp_last = offset + (first_row + warp * 16 + 15) / group;
+  // Of each 16 rows of a warp a lane holds parts of two, 8 apart.
+  const int warp_row = warp * OWN;
+  // The positions of the block's rows, even past the sequence's last, and of the warp's ends. They
+  // are read where a tile is masked. In registers they would displace results.
+  int* positions = reinterpret_cast<int*>(mie_smem + 2 * STAGE + QUERIES + sizeof(Kept));
+  if (threadIdx.x < ROWS) positions[threadIdx.x] = offset + (first_row + (int)threadIdx.x) / group;
+  const int warp_first = offset + (first_row + warp_row) / group;
+  const int warp_last = offset + (first_row + warp_row + OWN - 1) / group;
+  // A lane's own operands: [WARPS][M][STEPS][32 lanes]. No other lane reads them.
+  uint4* waiting = reinterpret_cast<uint4*>(mie_smem + 2 * STAGE) + warp * M * STEPS * 32 + lane;
   unsigned query[STEPS][4];
+  float score_scale[M][2];  // of each row, for a key of scale 1
 #pragma unroll
-  for (int k = 0; k < STEPS; ++k)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {  // e: which row, then which half of 16 elements
-      const int element = k * 16 + (QUANTIZED ? e / 2 * 2 + 4 * t : e / 2 * 8 + 2 * t);
-      query[k][e] = rows[e % 2] < num_rows
-                        ? *reinterpret_cast<const unsigned*>(q + place[e % 2] + element)
-                        : 0u;
-    }
-  float score_scale[2] = {scale, scale};  // of each row, for a key of scale 1
-  if constexpr (IS_RAISED<T, Operand>) {
+  for (int m = 0; m < M; ++m) {
+    const T* from[2];  // the queries of two rows, or null past the last
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float largest = 0.0f;  // of a row, which four neighbouring lanes hold
-#pragma unroll
-      for (int k = 0; k < STEPS; ++k)
-        largest = largest_of<T>(largest_of<T>(largest, query[k][r]), query[k][r + 2]);
-      const float power = power_for_f16(warp_max<4>(largest));
-      score_scale[r] *= inverse_power(power);
-#pragma unroll
-      for (int k = 0; k < STEPS; ++k)
-#pragma unroll
-        for (int e = r; e < 4; e += 2) query[k][e] = raise<T>(query[k][e], power);
+      const int row = first_row + warp_row + m * 16 + g + 8 * r;
+      const size_t token = first_token + row / group;
+      from[r] = row < num_rows ? q + (token * num_heads + kv_head * group + row % group) * DH
+                               : nullptr;
+      score_scale[m][r] = scale;
     }
-  }
-  // A lane's own operands: [WARPS][STEPS][32 lanes]. No other lane reads them.
-  uint4* waiting = reinterpret_cast<uint4*>(mie_smem + 2 * STAGE) + warp * STEPS * 32 + lane;
-  if constexpr (QUERIES_WAIT) {
 #pragma unroll
     for (int k = 0; k < STEPS; ++k)
-      waiting[k * 32] = make_uint4(query[k][0], query[k][1], query[k][2], query[k][3]);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {  // e: which row, then which half of 16 elements
+        const int element = k * 16 + (QUANTIZED ? e / 2 * 2 + 4 * t : e / 2 * 8 + 2 * t);
+        query[k][e] = from[e % 2] != nullptr
+                          ? *reinterpret_cast<const unsigned*>(from[e % 2] + element)
+                          : 0u;
+      }
+    if constexpr (IS_RAISED<T, Operand>) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float largest = 0.0f;  // of a row, which four neighbouring lanes hold
+#pragma unroll
+        for (int k = 0; k < STEPS; ++k)
+          largest = largest_of<T>(largest_of<T>(largest, query[k][r]), query[k][r + 2]);
+        const float power = power_for_f16(warp_max<4>(largest));
+        score_scale[m][r] *= inverse_power(power);
+#pragma unroll
+        for (int k = 0; k < STEPS; ++k)
+#pragma unroll
+          for (int e = r; e < 4; e += 2) query[k][e] = raise<T>(query[k][e], power);
+      }
+    }
+    if constexpr (QUERIES_WAIT) {
+#pragma unroll
+      for (int k = 0; k < STEPS; ++k)
+        waiting[(m * STEPS + k) * 32] =
+            make_uint4(query[k][0], query[k][1], query[k][2], query[k][3]);
+    }
   }
 
   // A warp copies a quarter of a tile's rows, 16 bytes a lane at a time. Lane l looks up row
@@ -201,13 +218,16 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
   };
 
   // The score of a row's product. A cap is applied to the products before their maximum is sought.
-  auto scaled = [&](float product, int row) {
-    return CAPPED ? product : product * score_scale[row];
+  auto scaled = [&](float product, int m, int r) {
+    return CAPPED ? product : product * score_scale[m][r];
   };
 
-  // acc[d] and score[n]: [0], [1] are columns 2t, 2t + 1 of the first row, [2], [3] of the other.
-  float acc[DH / 8][4] = {}, top[2] = {-MIE_INF, -MIE_INF}, sum[2] = {};  // top: before the scale
-  float unit[2] = {};  // of a quantised cache: acc is in units / WEIGHT_POWER
+  // acc[m][d] and score[m][n]: [0], [1] are columns 2t, 2t + 1 of the first row, [2], [3] of the
+  // other.
+  float acc[M][DH / 8][4] = {}, top[M][2], sum[M][2] = {};  // top: before the scale
+  float unit[M][2] = {};  // of a quantised cache: acc is in units / WEIGHT_POWER
+#pragma unroll
+  for (int m = 0; m < M; ++m) top[m][0] = top[m][1] = -MIE_INF;
   const int first_tile = oldest / KEYS * KEYS;
   look_up(first_tile);
   fetch(first_tile, 0);
@@ -218,10 +238,10 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
     const unsigned char* keys = mie_smem + stage * STAGE;
     const unsigned char* values = keys + TILE;
 
-    float score[KEYS / 8][4] = {};
+    float score[M][KEYS / 8][4] = {};
     // Multiplies 16 keys and a pair of chunks. A pair has one step of 16 elements, or two.
     constexpr int PAIR_STEPS = QUANTIZED ? 2 : 1;
-    auto multiply = [&](int n, int k, const unsigned (*steps)[4]) {
+    auto multiply = [&](int n, int k, const unsigned (*steps)[4]) {  // [M * PAIR_STEPS]
       const int key = n * 16 + lane % 8 + lane / 16 * 8;
       unsigned b[4];
       ldmatrix_x4(b, keys + swizzled<ROW>(key, min(k * 2 + lane / 8 % 2, CHUNKS - 1)));
@@ -231,22 +251,31 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
           if (2 * k + i % 2 >= CHUNKS) continue;
           unsigned wide[2];
           Wide::template four<0, 1, 2, 3>(wide[0], wide[1], b[i]);
-          mma_m16n8k16<Operand>(score[2 * n + i / 2], steps[i % 2], wide);
+#pragma unroll
+          for (int m = 0; m < M; ++m)
+            mma_m16n8k16<Operand>(score[m][2 * n + i / 2], steps[m * PAIR_STEPS + i % 2], wide);
         }
       } else {
-        mma_m16n8k16<T>(score[2 * n], steps[0], {b[0], b[1]});
-        mma_m16n8k16<T>(score[2 * n + 1], steps[0], {b[2], b[3]});
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+          mma_m16n8k16<T>(score[m][2 * n], steps[m], {b[0], b[1]});
+          mma_m16n8k16<T>(score[m][2 * n + 1], steps[m], {b[2], b[3]});
+        }
       }
     };
     if constexpr (QUERIES_WAIT) {
 #pragma unroll
       for (int k = 0; k < PAIRS; ++k) {
-        unsigned steps[PAIR_STEPS][4];
+        unsigned steps[M * PAIR_STEPS][4];
 #pragma unroll
-        for (int i = 0; i < PAIR_STEPS; ++i) {
-          const uint4 four = waiting[(k * PAIR_STEPS + i) * 32];
-          steps[i][0] = four.x, steps[i][1] = four.y, steps[i][2] = four.z, steps[i][3] = four.w;
-        }
+        for (int m = 0; m < M; ++m)
+#pragma unroll
+          for (int i = 0; i < PAIR_STEPS; ++i) {
+            if (k * PAIR_STEPS + i >= STEPS) continue;
+            const uint4 four = waiting[(m * STEPS + k * PAIR_STEPS + i) * 32];
+            unsigned(&step)[4] = steps[m * PAIR_STEPS + i];
+            step[0] = four.x, step[1] = four.y, step[2] = four.z, step[3] = four.w;
+          }
 #pragma unroll
         for (int n = 0; n < KEYS / 16; ++n) multiply(n, k, steps);
       }
@@ -261,86 +290,104 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
     const float* value_scales = key_scales + 16;
     // Column n * 8 + 2t + e of the tile, in the scales.
     auto column = [](int n, int e) { return n / 2 * 32 + n % 2 * 8 + e; };
-    float tile_top[2] = {-MIE_INF, -MIE_INF}, tile_unit[2] = {};
-    if constexpr (QUANTIZED) {
-#pragma unroll
-      for (int n = 0; n < KEYS / 8; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) score[n][e] *= key_scales[column(n, e % 2)];
-    }
-    if constexpr (CAPPED) {
-#pragma unroll
-      for (int n = 0; n < KEYS / 8; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          score[n][e] = bounded<CAPPED>(score[n][e] * score_scale[e / 2], cap);
-    }
     // Only a tile that a row of the warp sees in part needs the mask. The mask of the diagonal also
     // hides the keys past the end of the context.
-    if (tile + KEYS - 1 > warp_first || (window > 0 && tile <= warp_last - window)) {
-      const unsigned reach = window > 0 ? window : 0x7fffffff;  // the keys that a row sees
+    const bool is_masked = tile + KEYS - 1 > warp_first || (window > 0 && tile <= warp_last - window);
+    float reference[M][2], per_unit[M][2];
 #pragma unroll
-      for (int n = 0; n < KEYS / 8; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int i = n * 8 + 2 * t + e % 2;
-          // The distance of a later key is negative, and as an unsigned number too large.
-          const bool is_visible = (unsigned)(position[e / 2] - tile - i) < reach;
-          if (!is_visible) score[n][e] = -MIE_INF;
-          if constexpr (QUANTIZED)
-            if (is_visible)
-              tile_unit[e / 2] = fmaxf(tile_unit[e / 2], value_scales[column(n, e % 2)]);
-        }
-    } else if constexpr (QUANTIZED) {
-#pragma unroll
-      for (int n = 0; n < KEYS / 8; ++n)
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-          tile_unit[0] = fmaxf(tile_unit[0], value_scales[column(n, e)]);
-      tile_unit[1] = tile_unit[0];
-    }
-    float reference[2], per_unit[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-#pragma unroll
-      for (int n = 0; n < KEYS / 8; ++n)
-        tile_top[r] = fmaxf(tile_top[r], fmaxf(score[n][2 * r], score[n][2 * r + 1]));
-      tile_top[r] = fmaxf(tile_top[r], __shfl_xor_sync(MIE_FULL_WARP, tile_top[r], 1));
-      tile_top[r] = fmaxf(tile_top[r], __shfl_xor_sync(MIE_FULL_WARP, tile_top[r], 2));
-      const float new_top = fmaxf(top[r], tile_top[r]);
-      reference[r] = new_top == -MIE_INF ? 0.0f : scaled(new_top, r);  // the row sees no key yet
-      float keep = exp2_approx(scaled(top[r], r) - reference[r]);
-      top[r] = new_top;
-      sum[r] *= keep;
+    for (int m = 0; m < M; ++m) {
+      float tile_top[2] = {-MIE_INF, -MIE_INF}, tile_unit[2] = {};
       if constexpr (QUANTIZED) {
-        tile_unit[r] = fmaxf(tile_unit[r], __shfl_xor_sync(MIE_FULL_WARP, tile_unit[r], 1));
-        tile_unit[r] = fmaxf(tile_unit[r], __shfl_xor_sync(MIE_FULL_WARP, tile_unit[r], 2));
-        const float new_unit = fmaxf(unit[r], tile_unit[r]);
-        per_unit[r] = new_unit > 0.0f ? 1.0f / new_unit : 0.0f;
-        keep *= unit[r] * per_unit[r];
-        per_unit[r] *= WEIGHT_POWER;
-        unit[r] = new_unit;
-      }
 #pragma unroll
-      for (int d = 0; d < DH / 8; ++d) acc[d][2 * r] *= keep, acc[d][2 * r + 1] *= keep;
+        for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) score[m][n][e] *= key_scales[column(n, e % 2)];
+      }
+      if constexpr (CAPPED) {
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            score[m][n][e] = bounded<CAPPED>(score[m][n][e] * score_scale[m][e / 2], cap);
+      }
+      if (is_masked) {
+        const unsigned reach = window > 0 ? window : 0x7fffffff;  // the keys that a row sees
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const int distance = positions[warp_row + m * 16 + g + 8 * r] - tile;
+#pragma unroll
+          for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              // The distance of a later key is negative, and as an unsigned number too large.
+              const bool is_visible = (unsigned)(distance - (n * 8 + 2 * t + e)) < reach;
+              if (!is_visible) score[m][n][2 * r + e] = -MIE_INF;
+              if constexpr (QUANTIZED)
+                if (is_visible) tile_unit[r] = fmaxf(tile_unit[r], value_scales[column(n, e)]);
+            }
+        }
+      } else if constexpr (QUANTIZED) {
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+            tile_unit[0] = fmaxf(tile_unit[0], value_scales[column(n, e)]);
+        tile_unit[1] = tile_unit[0];
+      }
+      float keep[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; ++n)
+          tile_top[r] = fmaxf(tile_top[r], fmaxf(score[m][n][2 * r], score[m][n][2 * r + 1]));
+        tile_top[r] = fmaxf(tile_top[r], __shfl_xor_sync(MIE_FULL_WARP, tile_top[r], 1));
+        tile_top[r] = fmaxf(tile_top[r], __shfl_xor_sync(MIE_FULL_WARP, tile_top[r], 2));
+        const float new_top = fmaxf(top[m][r], tile_top[r]);
+        // The row may see no key yet.
+        reference[m][r] = new_top == -MIE_INF ? 0.0f : scaled(new_top, m, r);
+        keep[r] = exp2_approx(scaled(top[m][r], m, r) - reference[m][r]);
+        top[m][r] = new_top;
+        sum[m][r] *= keep[r];
+        if constexpr (QUANTIZED) {
+          tile_unit[r] = fmaxf(tile_unit[r], __shfl_xor_sync(MIE_FULL_WARP, tile_unit[r], 1));
+          tile_unit[r] = fmaxf(tile_unit[r], __shfl_xor_sync(MIE_FULL_WARP, tile_unit[r], 2));
+          const float new_unit = fmaxf(unit[m][r], tile_unit[r]);
+          per_unit[m][r] = new_unit > 0.0f ? 1.0f / new_unit : 0.0f;
+          keep[r] *= unit[m][r] * per_unit[m][r];
+          per_unit[m][r] *= WEIGHT_POWER;
+          unit[m][r] = new_unit;
+        }
+      }
+      // Maxima and units settle soon, and then the results stay as they are.
+      if (__any_sync(MIE_FULL_WARP, keep[0] != 1.0f || keep[1] != 1.0f)) {
+#pragma unroll
+        for (int d = 0; d < DH / 8; ++d)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) acc[m][d][e] *= keep[e / 2];
+      }
     }
 
 #pragma unroll
     for (int n = 0; n < KEYS / 16; ++n) {
+      unsigned weights[M][4];
 #pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        float& s = score[2 * n + e / 4][e % 4];
-        s = exp2_approx(scaled(s, e / 2 % 2) - reference[e / 2 % 2]);
-        sum[e / 2 % 2] += s;
-        if constexpr (QUANTIZED) {  // 0 where the row does not see the key: its scale may be NaN
-          const float value_scale = value_scales[column(2 * n + e / 4, e % 2)];
-          s = s == 0.0f ? 0.0f : s * (value_scale * per_unit[e / 2 % 2]);
+      for (int m = 0; m < M; ++m) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          float& s = score[m][2 * n + e / 4][e % 4];
+          s = exp2_approx(scaled(s, m, e / 2 % 2) - reference[m][e / 2 % 2]);
+          sum[m][e / 2 % 2] += s;
+          if constexpr (QUANTIZED) {  // 0 where the row does not see the key: its scale may be NaN
+            const float value_scale = value_scales[column(2 * n + e / 4, e % 2)];
+            s = s == 0.0f ? 0.0f : s * (value_scale * per_unit[m][e / 2 % 2]);
+          }
         }
+        const float *left = score[m][2 * n], *right = score[m][2 * n + 1];
+        weights[m][0] = pack2<Operand>(left[0], left[1]);
+        weights[m][1] = pack2<Operand>(left[2], left[3]);
+        weights[m][2] = pack2<Operand>(right[0], right[1]);
+        weights[m][3] = pack2<Operand>(right[2], right[3]);
       }
-      const float *left = score[2 * n], *right = score[2 * n + 1];
-      const unsigned weights[4] = {
-          pack2<Operand>(left[0], left[1]), pack2<Operand>(left[2], left[3]),
-          pack2<Operand>(right[0], right[1]), pack2<Operand>(right[2], right[3])};
       const int key = n * 16 + lane % 16;
 #pragma unroll
       for (int d = 0; d < PAIRS; ++d) {
@@ -350,16 +397,21 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
 #pragma unroll
           for (int c = 0; c < 2 && d * 2 + c < CHUNKS; ++c) {
             const unsigned low = b[2 * c], high = b[2 * c + 1];  // keys 2t, 2t + 1 and 8 further
-            float(&even)[4] = acc[4 * d + 2 * c], (&odd)[4] = acc[4 * d + 2 * c + 1];
             unsigned first[2], second[2];
             Wide::template four<0, 2, 1, 3>(first[0], second[0], low);
             Wide::template four<0, 2, 1, 3>(first[1], second[1], high);
-            mma_m16n8k16<Operand>(even, weights, first);
-            mma_m16n8k16<Operand>(odd, weights, second);
+#pragma unroll
+            for (int m = 0; m < M; ++m) {  // even columns, and odd ones
+              mma_m16n8k16<Operand>(acc[m][4 * d + 2 * c], weights[m], first);
+              mma_m16n8k16<Operand>(acc[m][4 * d + 2 * c + 1], weights[m], second);
+            }
           }
         } else {
-          mma_m16n8k16<T>(acc[2 * d], weights, {b[0], b[1]});
-          mma_m16n8k16<T>(acc[2 * d + 1], weights, {b[2], b[3]});
+#pragma unroll
+          for (int m = 0; m < M; ++m) {
+            mma_m16n8k16<T>(acc[m][2 * d], weights[m], {b[0], b[1]});
+            mma_m16n8k16<T>(acc[m][2 * d + 1], weights[m], {b[2], b[3]});
+          }
         }
       }
     }
@@ -375,34 +427,37 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
     return out + (token * num_heads + kv_head * group + row % group) * DH;
   };
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    sum[r] += __shfl_xor_sync(MIE_FULL_WARP, sum[r], 1);
-    sum[r] += __shfl_xor_sync(MIE_FULL_WARP, sum[r], 2);
-    const int tile_row = warp * 16 + g + 8 * r, row = kept.first_row + tile_row;
-    if (row >= kept.row_end) continue;
-    T* to = result(row);
-    const size_t part = (size_t)(grid_row * gridDim.x + blockIdx.x) * ROWS + tile_row;
-    if (is_whole) sum[r] += exp2f(sink(row) - scaled(top[r], r));
-    // A row may see no key of a split, but it sees one of all keys.
-    const bool is_empty = !is_whole && sum[r] == 0.0f;
-    const float by = is_empty ? 0.0f : (QUANTIZED ? unit[r] / WEIGHT_POWER : 1.0f) / sum[r];
-    if (!is_whole && t == 0)
-      partial_lse[part] = is_empty ? -MIE_INF : scaled(top[r], r) + log2f(sum[r]);
-    auto write = [&](int column, float x, float y) {  // elements column and column + 1
-      if (is_whole)
-        *reinterpret_cast<unsigned*>(to + column) = pack2<T>(x * by, y * by);
-      else
-        *reinterpret_cast<float2*>(partial + part * DH + column) = make_float2(x * by, y * by);
-    };
+  for (int m = 0; m < M; ++m) {
 #pragma unroll
-    for (int d = 0; d < DH / 8; d += 2) {
-      const float *left = acc[d] + 2 * r, *right = acc[d + 1] + 2 * r;
-      if constexpr (QUANTIZED) {  // of 16 elements 4t ... 4t + 3
-        write(d * 8 + 4 * t, left[0], right[0]);
-        write(d * 8 + 4 * t + 2, left[1], right[1]);
-      } else {
-        write(d * 8 + 2 * t, left[0], left[1]);
-        write(d * 8 + 8 + 2 * t, right[0], right[1]);
+    for (int r = 0; r < 2; ++r) {
+      sum[m][r] += __shfl_xor_sync(MIE_FULL_WARP, sum[m][r], 1);
+      sum[m][r] += __shfl_xor_sync(MIE_FULL_WARP, sum[m][r], 2);
+      const int tile_row = warp_row + m * 16 + g + 8 * r, row = kept.first_row + tile_row;
+      if (row >= kept.row_end) continue;
+      T* to = result(row);
+      const size_t part = (size_t)(grid_row * gridDim.x + blockIdx.x) * ROWS + tile_row;
+      if (is_whole) sum[m][r] += exp2f(sink(row) - scaled(top[m][r], m, r));
+      // A row may see no key of a split, but it sees one of all keys.
+      const bool is_empty = !is_whole && sum[m][r] == 0.0f;
+      const float by = is_empty ? 0.0f : (QUANTIZED ? unit[m][r] / WEIGHT_POWER : 1.0f) / sum[m][r];
+      if (!is_whole && t == 0)
+        partial_lse[part] = is_empty ? -MIE_INF : scaled(top[m][r], m, r) + log2f(sum[m][r]);
+      auto write = [&](int column, float x, float y) {  // elements column and column + 1
+        if (is_whole)
+          *reinterpret_cast<unsigned*>(to + column) = pack2<T>(x * by, y * by);
+        else
+          *reinterpret_cast<float2*>(partial + part * DH + column) = make_float2(x * by, y * by);
+      };
+#pragma unroll
+      for (int d = 0; d < DH / 8; d += 2) {
+        const float *left = acc[m][d] + 2 * r, *right = acc[m][d + 1] + 2 * r;
+        if constexpr (QUANTIZED) {  // of 16 elements 4t ... 4t + 3
+          write(d * 8 + 4 * t, left[0], right[0]);
+          write(d * 8 + 4 * t + 2, left[1], right[1]);
+        } else {
+          write(d * 8 + 2 * t, left[0], left[1]);
+          write(d * 8 + 8 + 2 * t, right[0], right[1]);
+        }
       }
     }
   }
