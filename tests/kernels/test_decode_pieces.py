@@ -65,12 +65,14 @@ def test_a_sequence_of_more_pieces_than_allowed_has_longer_ones(
     attend(mode, shape, [(1, length) for length in lengths], is_deterministic=True)
 
 
+@pytest.mark.parametrize("mode", ["forward", pytest.param("checked", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("is_deterministic", [False, True])
-def test_more_sequences_than_a_warp_has_lanes(is_deterministic: bool):
-    """A warp holds 32 sequences, and a block may begin or end among any of them."""
+def test_more_sequences_than_a_warp_has_lanes(mode: str, is_deterministic: bool):
+    """A warp holds 32 sequences, and a block may begin or end among any of them, or have all."""
     lengths = [1 + number % 5 * 29 for number in range(70)]
     shape = Shape("float16", 64, 1, 1, 16)
-    attend("forward", shape, [(1, length) for length in lengths], is_deterministic, chip_of(2))
+    for chip in (chip_of(2), Chip(num_multiprocessors=1, shared_bytes=0)):
+        attend(mode, shape, [(1, length) for length in lengths], is_deterministic, chip)
 
 
 def test_pieces_are_dealt_evenly():

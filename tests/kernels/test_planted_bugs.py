@@ -85,6 +85,13 @@ def pieces() -> None:
     test_decode_pieces.test_pieces_depend_on_the_sequence_alone(None)
 
 
+def checked_pieces() -> None:
+    sequences = [(1, length) for length in (65, 65, 17, 200, 65, 40)]
+    kernels.attend(
+        "checked", shape_of("auto"), sequences, True, Chip(num_multiprocessors=1, shared_bytes=0)
+    )
+
+
 def long_pieces() -> None:
     test = test_decode_pieces.test_a_sequence_of_more_pieces_than_allowed_has_longer_ones
     with pytest.MonkeyPatch.context() as patch:
@@ -93,7 +100,7 @@ def long_pieces() -> None:
 
 def many_sequences() -> None:
     for is_deterministic in (False, True):
-        test_decode_pieces.test_more_sequences_than_a_warp_has_lanes(is_deterministic)
+        test_decode_pieces.test_more_sequences_than_a_warp_has_lanes("checked", is_deterministic)
 
 
 def even_pieces() -> None:
@@ -356,6 +363,13 @@ def many_parts() -> None:
     kernels.test_more_parts_than_a_warp_has_lanes_are_merged("any")
 
 
+def large_parts() -> None:
+    """Merge 47 parts of eight heads whose largest scores are in any of them."""
+    chip = Chip(num_multiprocessors=132, shared_bytes=228 << 10)
+    shape = Shape("float16", 64, 8, 1, 16)
+    kernels.attend("any", shape, [(1, 6000)], chip=chip, query_scale=20.0)
+
+
 def far_rows() -> None:
     far_places.test_rows_of_an_embedding_are_gathered("any")
 
@@ -392,11 +406,19 @@ CHECKS: dict[str, Callable[..., None]] = {
     check.__name__: check
     for check in (
         *(streamed, split, many_tiles, prefill, split_prefill, growing_units, write, widen, heads),
-        *(pieces, long_pieces, many_sequences, even_pieces, overlap, rounds),
+        *(pieces, checked_pieces, long_pieces, many_sequences, even_pieces, overlap, rounds),
         *(wide, wide_reads),
         *(int4_write, int4_read, adapters, rank_parts),
         *(large_element, large_value, hides_no_nan, bank_conflicts, work),
-        *(many_parts, far_rows, far_attention, far_writes, far_copies, order_of_blocks),
+        *(
+            many_parts,
+            large_parts,
+            far_rows,
+            far_attention,
+            far_writes,
+            far_copies,
+            order_of_blocks,
+        ),
         *(
             log_probabilities,
             sampler,
