@@ -1,7 +1,7 @@
 """A hint that cannot change a token is accepted and named, and a broken demand is refused.
 
 The generator makes requests of every field of the table, with values of each kind, on every route
-that takes the field, whole and streamed.
+that takes the field. Whole and streamed requests take turns.
 """
 
 from __future__ import annotations
@@ -127,14 +127,15 @@ def test_every_value_of_every_field_is_neutral_or_named_or_refused(
     if "stream_options" not in part:
         plain = text_of(server.post(route, **request(part, route, {}, stream=False)))
     for kind in (0, 1):
-        for turn in range(max(len(values[kind]) for values in rows.values())):
+        most = max(len(values[kind]) for values in rows.values())
+        for turn in range(max(2, most) if most else 0):
             fields = {n: v[kind][turn % len(v[kind])] for n, v in rows.items() if v[kind]}
             names = [".".join([*place, name]) for name in fields] if kind else []
-            for stream in (False, True):
-                answer = server.post(route, **request(part, route, fields, stream=stream))
-                assert sorted(ignored(answer)) == sorted(names)
-                if answer.headers["content-type"] == "application/json":
-                    assert text_of(answer) == plain, "a token has changed"
+            body = request(part, route, fields, stream=turn % 2 == 1)
+            answer = server.post(route, **body)
+            assert sorted(ignored(answer)) == sorted(names)
+            if answer.headers["content-type"] == "application/json":
+                assert text_of(answer) == plain, "a token has changed"
     for turn, (name, (_, _, demands)) in enumerate(rows.items()):
         for demand in demands:
             body = request(part, route, {name: demand}, stream=turn % 2 == 1)

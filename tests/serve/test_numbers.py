@@ -27,7 +27,7 @@ NUMBERS = (
     *("1e300", "-1e300", "1e400", "1" + "0" * 400 + ".0", "1e-400", "NaN", "Infinity"),
 )
 """Numbers as they are written in JSON, or nearly."""
-ALWAYS = (str(2**63 - 1), str(2**63), "1" + "0" * 400, "1e400")
+ALWAYS = (str(2**63), "1" + "0" * 400, "1e400")
 """Numbers that each numeric field gets. The others take turns in `make test`."""
 HUGE = ("1" + "0" * 400, "1e400", "-1e300", "NaN")
 """Numbers for fields that may have any value. They take turns in `make test`."""
@@ -176,7 +176,7 @@ def numbers_for(index: int, schema: dict[str, Any], is_thorough: bool) -> tuple[
     """Return the numbers for a field: all numbers, or the numbers of this run."""
     if is_thorough:
         return NUMBERS if schema else HUGE
-    return (*ALWAYS, *NUMBERS[index % 5 :: 5]) if schema else (HUGE[index % len(HUGE)],)
+    return (*ALWAYS, *NUMBERS[index % 7 :: 7]) if schema else (HUGE[index % len(HUGE)],)
 
 
 @pytest.mark.parametrize(
