@@ -107,6 +107,7 @@ def errors() -> Iterator[tuple[Mapping[str, Any], float, float]]:
 def predictions(section: str) -> str:
     """Return a table of predictions.md as Markdown."""
     tables = {"steps": _steps, "attention": _attention, "heads": _heads, "wide": _wide}
+    tables["few rows"] = _few_rows
     tables["predicted"] = _predicted
     rows = tables[section]()
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
@@ -168,6 +169,29 @@ def _wide() -> Iterator[tuple[str, ...]]:
         rate = each * 4096 * products / instructions
         counts = (f"{line[key][1] / line[key][0]:.2f}" for key in ("of_16_rows", "of_32_rows"))
         yield line["heads"], *counts, f"{rate:.0f}", f"{100 * rate / work['gemm_tflops']:.0f} %"
+
+
+def _few_rows() -> Iterator[tuple[str, ...]]:
+    """Add a fixed time for each launch to the time of its bytes.
+
+    The rate is a fraction of the rate at which the chip reads its memory.
+    """
+    yield "weights", "launch", "MB", "measured µs, before", "predicted µs"
+    yield ("---",) * 5
+    work = PUBLISHED["few_rows"]
+    rate = work["read_gb_s"] * work["percent"] / 1e5  # MB a µs
+    for form in work["weights"]:
+        steps = [0.0, 0.0]
+        head = {"name": "head", "mb": form["head_mb"], "count": 1, "us": form["head_us"]}
+        for line in (*form["launches"], head):
+            times = [line["mb"] / rate + line["count"] * fixed for fixed in work["launch_us"]]
+            layers = 1 if line is head else work["layers"]
+            steps = [step + layers * us for step, us in zip(steps, times, strict=True)]
+            band = "–".join(f"{us:.1f}" for us in times)
+            yield form["name"], line["name"], f"{line['mb']:.1f}", f"{line['us']:.1f}", band
+        steps = [(step + work["layers"] * form["attention_us"]) / 1000 for step in steps]
+        band = "–".join(f"{step:.2f}" for step in steps)
+        yield form["name"], "step, ms", "", f"{form['now_ms']:.2f}", f"**{band}**"
 
 
 def _predicted() -> Iterator[tuple[str, ...]]:

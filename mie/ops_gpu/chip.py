@@ -18,8 +18,12 @@ class Chip:
 
     def resident_blocks(self, block_shared_bytes: int, most_per_multiprocessor: int) -> int:
         """Return how many blocks the chip holds at once, given the shared memory of each."""
-        fit = self.shared_bytes // (block_shared_bytes + 1024)  # CUDA reserves 1 KB of each block
+        fit = self.blocks_within(block_shared_bytes)
         return self.num_multiprocessors * max(1, min(fit, most_per_multiprocessor))
+
+    def blocks_within(self, block_shared_bytes: int) -> int:
+        """Return how many blocks fit the shared memory of a multiprocessor."""
+        return self.shared_bytes // (block_shared_bytes + 1024)  # CUDA reserves 1 KB of each block
 
 
 EMULATED_CHIP = Chip(num_multiprocessors=3, shared_bytes=228 << 10)

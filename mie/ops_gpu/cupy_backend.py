@@ -43,7 +43,7 @@ from mie.ops_gpu.gemm import Gemm
 from mie.ops_gpu.integer import record_bytes
 from mie.ops_gpu.kv_cache import HostCache, KVCache
 from mie.ops_gpu.launcher import CupyLauncher, Launcher
-from mie.ops_gpu.products import WIDENED_BYTES, Products
+from mie.ops_gpu.products import MAX_ROWS, WIDENED_BYTES, Products
 from mie.ops_gpu.queue import Queue, in_queue
 from mie.ops_gpu.ready import graph_bytes, kernels_beside_steps, make_ready
 from mie.ops_gpu.recurrent import CupyRecurrent
@@ -148,7 +148,8 @@ class CupyBackend(Backend):
             size.num_seqs, size.max_len, size.num_heads, size.cache, element=element, stored=stored
         )
         width = (size.num_heads + 2 * size.cache.num_kv_heads) * size.cache.head_dim
-        kept_bytes = partial_bytes + most_sums_bytes(size.num_tokens, width, self._chip)
+        most_rows = size.num_tokens if self._is_deterministic else MAX_ROWS
+        kept_bytes = partial_bytes + most_sums_bytes(most_rows, width, self._chip)
         widened_bytes = WIDENED_BYTES if size.is_quantised else 0
         captured_bytes = 0
         if isinstance(self.launcher, CupyLauncher) and not self._steps.enforces_eager:

@@ -17,7 +17,7 @@ from mie.ops.backend import Array, Backend
 from mie.ops.layers.operators import ExpertOperators, ExpertWeights, unchanged
 from mie.ops_gpu.arena import Empty
 from mie.ops_gpu.arrays import block_threads, kernel_type
-from mie.ops_gpu.few_rows import warps_of, way_of
+from mie.ops_gpu.few_rows import OUTPUT_TILE, shape_of
 from mie.ops_gpu.launcher import Launcher
 from mie.ops_gpu.products import Products
 from mie.ops_gpu.queue import Queue
@@ -177,13 +177,14 @@ class CupyExperts(ExpertOperators):
                 rows, matrix, matrices.bias, at.tiles, out, is_few=is_few
             )
             return out
-        way = way_of(kernel_type(x), matrices.matrix, at.tile_rows, depth, has_norm=None)
-        kernel = self._launcher.kernel("expert_rows.cu", f"experts_{name}{way.parameters}")
+        is_vector = depth * x.dtype.itemsize % 16 == 0
+        shape = shape_of(kernel_type(x), matrix, at.tile_rows, is_vector=is_vector, has_norm=None)
+        kernel = self._launcher.kernel("expert_rows.cu", f"experts_{name}{shape.parameters}")
         num_tiles = 2 * ceil_div(sizes[0], TILE) if name == "gated" else ceil_div(outputs, TILE)
-        grid = (len(at.tiles), ceil_div(num_tiles, way.tiles))
+        grid = (len(at.tiles), ceil_div(num_tiles * TILE, OUTPUT_TILE))
         numbers = map(np.int32, (depth, matrices.shift, *sizes))
         args: tuple[Any, ...] = (x, *matrices.arrays, at.tiles, out, *numbers)
-        kernel(grid, (32 * warps_of(depth),), args, shared_bytes=way.shared_bytes)
+        kernel(grid, (shape.threads(depth),), args, shared_bytes=shape.streamed_bytes(depth))
         return out
 
 

@@ -14,22 +14,31 @@ import numpy as np
 from mie.base.arithmetic import ceil_div
 from mie.ops.backend import Array, StepBatch
 from mie.ops_gpu.arena import Counters, Empty, fresh
-from mie.ops_gpu.arrays import kernel_type
+from mie.ops_gpu.arrays import kernel_type, next_power_of_two
 from mie.ops_gpu.chip import Chip
 from mie.ops_gpu.launcher import Launcher
-from mie.ops_gpu.weights import TILE, UNIT, Matrix, QuantisedMatrix
+from mie.ops_gpu.weights import CODE_BITS, TILE, UNIT, Matrix, QuantisedMatrix
 
 ChangesOf = Callable[[slice], Array]
 """Returns the changes [R, N] of some rows of a product in float32, which are added like a bias."""
 
 MAX_WARPS = 8
-"""Most warps of a block, each with a unit of every slice of K."""
+"""Most warps of a block, which share K."""
+
+OUTPUT_TILE = 2 * TILE
+"""Outputs of a block in an iteration."""
+
+SUMS_BYTES = 4 * 8 * (OUTPUT_TILE + 4)
+"""Shared memory of a warp's sums of eight rows."""
+
+ROOM_FOR_ROWS = 8 << 10
+"""Shared memory for rows of x with which blocks are counted, whatever the number of rows."""
 
 MAX_OUTPUTS = 65_535 * TILE
 """Most outputs of a product: CUDA allows 65,535 blocks in the second direction of a grid."""
 
 BLOCKS_PER_MULTIPROCESSOR = 2
-"""Blocks that the registers allow."""
+"""Most blocks that the registers allow."""
 
 MOST_SHARED = 256
 """Most rows of a launch with blocks that leave sums for each other. It bounds their memory."""
@@ -56,90 +65,126 @@ class Heads:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
-    """How a kernel computes: kernels/few_rows.cuh has the same rules."""
+class ProductShape:
+    """The shape of a block's tile. kernels/product_shape.cuh computes the same numbers."""
 
     parameters: str
     rows: int
     """Rows of a block."""
-    tiles: int
-    """Number of tiles of outputs in a set. A block computes a set at once."""
-    slice_bytes: int
-    """Shared memory of a slice of its rows."""
-    sums_bytes: int
-    """Shared memory of the sums of its warps."""
-    loops: bool
-    """Whether a block may take several sets."""
+    inputs: int
+    """Inputs of a warp in an iteration."""
+    weight_bytes: int
+    """Bytes of the weights of a stage."""
+    row_bytes: int
+    """Bytes of a row of x in a stage."""
+    stages: int
+    """Stages of a warp's ring."""
+    ring_bytes: int
+    """Bytes of the weights in a warp's ring for up to 8 rows."""
 
-    @property
-    def shared_bytes(self) -> int:
-        """The shared memory of a block that copies one slice after the other."""
-        return max(2 * self.slice_bytes, self.sums_bytes)
+    def streamed_bytes(self, depth: int) -> int:
+        """Return the shared memory of a block whose rows come through the ring."""
+        stage_bytes = self.weight_bytes + self.rows * self.row_bytes
+        return self._warps(depth) * (SUMS_BYTES + self.stages * stage_bytes)
 
-    def kept_bytes(self, num_slices: int) -> int:
-        """Return the shared memory of a block that keeps its slices for several sets."""
-        return num_slices * self.slice_bytes + self.sums_bytes
+    def kept_bytes(self, depth: int, num_rows: int, num_slices: int) -> int:
+        """Return the shared memory of a block that keeps its rows' inputs of some iterations."""
+        kept = num_slices * min(num_rows, self.rows) * self.row_bytes
+        return self._warps(depth) * (SUMS_BYTES + self.stages * self.weight_bytes + kept)
+
+    def threads(self, depth: int) -> int:
+        """Return the threads of a block. Its warps share K."""
+        return 32 * self._warps(depth)
+
+    def num_slices(self, depth: int) -> int:
+        """Return the number of iterations of an output tile. Each warp has a part of each."""
+        return ceil_div(depth, self.inputs * self._warps(depth))
+
+    def _warps(self, depth: int) -> int:
+        return min(MAX_WARPS, ceil_div(depth, self.inputs))
 
 
-def way_of(
-    element: str, weight: Matrix, num_rows: int, depth: int, *, has_norm: bool | None
-) -> Way:
-    """Return the way to multiply rows of type ``element``.
+def shape_of(
+    element: str, weight: Matrix, num_rows: int, *, is_vector: bool, has_norm: bool | None
+) -> ProductShape:
+    """Return the shape for rows of type ``element``.
 
-    ``has_norm`` is None for a kernel without this choice.
+    ``is_vector`` says whether the inputs are a multiple of 16 bytes. ``has_norm`` is None for a
+    kernel without this choice.
     """
-    itemsize = 4 if element == "float" else 2
     row_tiles = 1 if element == "float" or num_rows <= 8 else 2 if num_rows <= 16 else 4
     is_quantised = isinstance(weight, QuantisedMatrix)
     matrix = weight.parameters if is_quantised else (element, "64", "false", "32")
-    conditions = [depth * itemsize % 16 == 0]
-    if has_norm is not None:
-        conditions.insert(0, has_norm)
+    conditions = [is_vector] if has_norm is None else [has_norm, is_vector]
     words = [element, *matrix, str(row_tiles), *map(_word, conditions)]
-    return way_named(f"<{', '.join(words)}>")
+    return shape_named(f"<{', '.join(words)}>")
 
 
-def way_named(parameters: str) -> Way:
-    """Return the way of a kernel's parameters, such as "<f16, nibbles, 32, false, 8, 1, true>"."""
-    element, codes, span, has_offsets, _, row_tiles, *_ = parameters.strip("<>").split(", ")
-    rows = 8 * int(row_tiles)
-    is_small = (codes, span, has_offsets) == ("nibbles", "64", "false") and element != "float"
-    tiles = 4 if is_small and rows == 8 else 2  # as many as the registers allow
-    itemsize, gap = 4 if element == "float" else 2, 32 if span == "16" else 64
-    is_raised = element == "bf16" and codes != element
-    return Way(
+def shape_named(parameters: str) -> ProductShape:
+    """Return the shape of parameters such as "<f16, nibbles, 32, false, 8, 1, true, true>"."""
+    element, codes, span, has_offsets, bits, row_tiles, *_ = parameters.strip("<>").split(", ")
+    itemsize, rows = 4 if element == "float" else 2, 8 * int(row_tiles)
+    kinds = 2 if has_offsets == "true" else 1
+    if codes == element:
+        inputs = UNIT // 2
+        tile_bytes = TILE * inputs * itemsize
+    else:
+        inputs = UNIT
+        records = kinds * TILE * (UNIT // int(span)) * int(bits) // 8
+        units = 4 * kinds * TILE if bits == "8" else 0
+        tile_bytes = TILE * UNIT * CODE_BITS[codes] // 8 + records + units
+    row_bytes, weight_bytes = inputs * itemsize, OUTPUT_TILE // TILE * tile_bytes
+    budgets = {8: 84 << 10, 16: 84 << 10, 32: 88 << 10}
+    stages = {
+        count: budget // MAX_WARPS // (weight_bytes + count * row_bytes)
+        for count, budget in budgets.items()
+    }
+    return ProductShape(
         parameters=parameters,
         rows=rows,
-        tiles=tiles,
-        slice_bytes=rows * (MAX_WARPS * UNIT * itemsize + gap),
-        sums_bytes=rows * 4 * MAX_WARPS * TILE * tiles,
-        loops=itemsize == 2 and span != "16" and tiles == 2 and not (is_raised and rows == 16),
+        inputs=inputs,
+        weight_bytes=weight_bytes,
+        row_bytes=row_bytes,
+        stages=stages[rows],
+        ring_bytes=stages[8] * weight_bytes,
     )
 
 
-def splits_of(num_tiles: int, depth: int, chip: Chip) -> int:
-    """Return how many blocks share K, so that a matrix of few outputs occupies the chip.
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How blocks share a product: kernels/stream_k.cuh.
 
     It depends on the matrix and the chip alone, so a row's result does not depend on its batch.
     """
-    slices = num_slices(depth)
-    most = BLOCKS_PER_MULTIPROCESSOR * chip.num_multiprocessors // ceil_div(num_tiles, 2)
-    return ceil_div(slices, ceil_div(slices, max(1, most)))  # none without a slice
+
+    num_blocks: int
+    kept_slices: int
+    """The most iterations of a block with different inputs."""
+    stored_tiles: int
+    """Output tiles for which each block has room to leave its sums."""
 
 
-def num_slices(depth: int) -> int:
-    """Return the number of slices of K. Each warp of a block has a unit of a slice."""
-    return ceil_div(depth, UNIT * warps_of(depth))
-
-
-def warps_of(depth: int) -> int:
-    """Return the number of warps of a block. They share a slice of K."""
-    return min(MAX_WARPS, ceil_div(depth, UNIT))
+def schedule_of(
+    shape: ProductShape, num_tiles: int, depth: int, chip: Chip, meeting: int = 1
+) -> Schedule:
+    """Return the schedule of ``num_tiles`` output tiles, of which ``meeting`` finish together."""
+    warp_bytes = SUMS_BYTES + shape.ring_bytes
+    block_bytes = shape.threads(depth) // 32 * warp_bytes + ROOM_FOR_ROWS
+    resident = chip.resident_blocks(block_bytes, BLOCKS_PER_MULTIPROCESSOR)
+    num_slices = shape.num_slices(depth)
+    num_blocks = max(1, min(resident, num_tiles * num_slices))
+    assert num_tiles * num_slices * num_blocks < 1 << 32  # kernels/stream_k.cuh
+    most = ceil_div(num_tiles * num_slices, num_blocks)
+    return Schedule(
+        num_blocks=num_blocks,
+        kept_slices=min(most, num_slices),
+        stored_tiles=2 if meeting == 1 else ceil_div(most, max(1, num_slices)) + 1,
+    )
 
 
 def head_tiles(head_dim: int) -> int:
-    """Return the tiles of a head, such that no block has parts of two heads."""
-    return 4 * ceil_div(ceil_div(head_dim // 2, TILE), 2)
+    """Return the tiles of 16 outputs of a head, such that no output tile has parts of two."""
+    return 2 * ceil_div(head_dim // 2, TILE)
 
 
 def most_sums_bytes(num_rows: int, width: int, chip: Chip) -> int:
@@ -148,8 +193,9 @@ def most_sums_bytes(num_rows: int, width: int, chip: Chip) -> int:
     ``width`` is the width of query, key and value heads.
     """
     blocks = BLOCKS_PER_MULTIPROCESSOR * chip.num_multiprocessors
-    outputs = max(2 * blocks * TILE, 2 * width)
-    return 4 * min(num_rows, MOST_SHARED) * outputs
+    outputs = width + 3 * blocks * OUTPUT_TILE  # each block has parts of three output tiles at most
+    padded_rows = next_power_of_two(max(8, min(num_rows, MOST_SHARED)))
+    return 4 * next_power_of_two(padded_rows * outputs)
 
 
 class FewRows:
@@ -247,30 +293,37 @@ class FewRows:
         """
         num_rows, depth = x.shape
         assert weight.shape[1] == depth
-        way = way_of(kernel_type(x), weight, num_rows, depth, has_norm=norm is not None)
-        splits = splits_of(num_tiles, depth, self._chip)
-        groups, sets = ceil_div(num_rows, way.rows), ceil_div(num_tiles, way.tiles)
-        shared_bytes = way.kept_bytes(ceil_div(num_slices(depth), splits))
-        room = self._chip.resident_blocks(shared_bytes, BLOCKS_PER_MULTIPROCESSOR)
-        is_kept = way.loops and room == BLOCKS_PER_MULTIPROCESSOR * self._chip.num_multiprocessors
-        grid = (groups, min(sets, max(1, room // (groups * splits))), splits)
+        is_vector = depth * x.dtype.itemsize % 16 == 0
+        element, has_norm = kernel_type(x), norm is not None
+        shape = shape_of(element, weight, num_rows, is_vector=is_vector, has_norm=has_norm)
+        meeting = ceil_div(met_tiles * TILE, OUTPUT_TILE)
+        output_tiles = ceil_div(num_tiles * TILE, OUTPUT_TILE)
+        schedule = schedule_of(shape, output_tiles, depth, self._chip, meeting)
+        groups, blocks = ceil_div(num_rows, shape.rows), schedule.num_blocks
+        shared_bytes = shape.kept_bytes(depth, num_rows, schedule.kept_slices)
+        streamed_bytes = shape.streamed_bytes(depth)
+        is_kept = self._blocks_with(shared_bytes) >= max(1, self._blocks_with(streamed_bytes))
         if not is_kept:
-            shared_bytes, grid = way.shared_bytes, (groups, sets, splits)
-        sharing: list[Array | None] = [None, None]
-        if splits > 1 or met_tiles > way.tiles:
-            size = splits * groups * way.rows * sets * way.tiles * TILE
-            sums = self._empty("sums of products", (size,), np.dtype(np.float32))
-            sharing = [sums, self._counters.zeros(groups * sets)]
+            shared_bytes = streamed_bytes
+        size = groups * shape.rows * blocks * schedule.stored_tiles * OUTPUT_TILE
+        sums = self._empty("sums of products", (size,), np.dtype(np.float32))
+        sharing = [sums, self._counters.zeros(groups * output_tiles)]
         matrix: tuple[Array | None, ...] = (weight, None, None)
         shift = 0
         if isinstance(weight, QuantisedMatrix):
             matrix, shift = weight.arrays, weight.shift
         numbers: list[Any] = [np.int32(size) for size in (num_rows, depth, shift, is_kept, *sizes)]
         numbers.append(np.float32(eps if norm is None else norm.eps))
-        parameters = way.parameters if arrays[1] is None else f"{way.parameters[:-1]}, true>"
+        parameters = shape.parameters
+        if arrays[1] is not None:
+            parameters = f"{parameters[:-1]}, true>"
         kernel = self._launcher.kernel("few_rows.cu", f"few_rows_{name}{parameters}")
         args = (x, None if norm is None else norm.weight, *matrix, *arrays, *sharing, *numbers)
-        kernel(grid, (32 * warps_of(depth),), args, shared_bytes=shared_bytes)
+        kernel((groups, blocks), (shape.threads(depth),), args, shared_bytes=shared_bytes)
+
+    def _blocks_with(self, shared_bytes: int) -> int:
+        """Return how many blocks a multiprocessor holds, or 0."""
+        return min(self._chip.blocks_within(shared_bytes), BLOCKS_PER_MULTIPROCESSOR)
 
 
 def _word(condition: bool) -> str:

@@ -4,6 +4,7 @@ test_kernels.py says which modes there are.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from test_kernels import DEVICE_MODES, check, dtype, launcher_of, mode, normal, 
 from mie.ops import activation, norm, rope
 from mie.ops_gpu.arrays import DTYPES
 from mie.ops_gpu.chip import EMULATED_CHIP
-from mie.ops_gpu.few_rows import FewRows, Heads, Norm
+from mie.ops_gpu.few_rows import FewRows, Heads, Norm, shape_named
 
 __all__ = ["dtype", "mode"]
 pytestmark = needs_compiler
@@ -209,6 +210,39 @@ def test_a_rows_heads_do_not_depend_on_the_other_rows(mode: str, dtype: str):
         assert q.tobytes() == whole[row : row + 1].tobytes()
         written += kv
     assert wide(written).tobytes() == wide(cache).tobytes()
+
+
+SHAPES = (
+    "<f16, f16, 64, false, 32, 1, false, true>",
+    "<bf16, bf16, 64, false, 32, 2, false, true>",
+    "<f16, f16, 64, false, 32, 4, false, true>",
+    "<float, float, 64, false, 32, 1, false, true>",
+    "<f16, nibbles, 32, false, 32, 1, false, true>",
+    "<f16, nibbles, 32, true, 8, 2, false, true>",
+    "<bf16, sextets, 16, false, 8, 4, false, true>",
+    "<f16, int8, 16, true, 32, 1, false, true>",
+    "<float, int8, 64, false, 16, 1, false, true>",
+)
+
+
+@pytest.mark.slow
+def test_python_and_the_kernels_agree_on_shapes(tmp_path: Path):
+    """Both compute the stages of a ring and their bytes."""
+    lines = [
+        f"{{ using S = ProductShape{shape}; int* to = out + {4 * i}; to[0] = S::STAGES; "
+        "to[1] = S::WEIGHT_BYTES; to[2] = S::X_BYTES; to[3] = S::INPUTS; }"
+        for i, shape in enumerate(SHAPES)
+    ]
+    includes = ["mie_cuda", "quantized", "weights", "arrivals", "few_rows"]
+    head = "".join(f'#include "{name}.cuh"\n' for name in includes)
+    path = tmp_path / "shapes.cu"
+    path.write_text(f"{head}__global__ void shapes(int* out) {{ {' '.join(lines)} }}")
+    out = np.zeros((len(SHAPES), 4), np.int32)
+    launcher_of("forward").kernel(str(path), "shapes")((1,), (1,), (out,))
+    for parameters, numbers in zip(SHAPES, out.tolist(), strict=True):
+        shape = shape_named(parameters)
+        x_bytes = shape.rows * shape.row_bytes
+        assert numbers == [shape.stages, shape.weight_bytes, x_bytes, shape.inputs], parameters
 
 
 def test_large_numbers_keep_their_range(dtype: str):

@@ -235,6 +235,7 @@ def products() -> None:
     few_rows.test_normalised_rows_are_multiplied("any", "float32", 1100, 33, 3)
     few_rows.test_a_rows_bits_do_not_depend_on_the_other_rows("any", "float32", 33)
     few_rows.test_an_infinite_value_spoils_no_other("float32")
+    few_rows.test_heads_are_rotated_and_written("any", "float32", 24, 21)  # three blocks of rows
     small = few_rows.Norm(weight=np.ones(64, np.float32), eps=1.0)
     x, weight = np.ones((1, 64), np.float32), np.eye(64, dtype=np.float32)
     out = np.empty_like(x)
@@ -402,6 +403,12 @@ def work(load: str) -> None:
     )
 
 
+def rings(load: str) -> None:
+    test_counters.test_few_rows_share_iterations_and_keep_their_rings_full(
+        EmulatedLauncher(check=True, count=True), load
+    )
+
+
 CHECKS: dict[str, Callable[..., None]] = {
     check.__name__: check
     for check in (
@@ -409,7 +416,7 @@ CHECKS: dict[str, Callable[..., None]] = {
         *(pieces, checked_pieces, long_pieces, many_sequences, even_pieces, overlap, rounds),
         *(wide, wide_reads),
         *(int4_write, int4_read, adapters, rank_parts),
-        *(large_element, large_value, hides_no_nan, bank_conflicts, work),
+        *(large_element, large_value, hides_no_nan, bank_conflicts, work, rings),
         *(
             many_parts,
             large_parts,

@@ -38,7 +38,7 @@ struct Log {  // of an instruction and a warp
 
 struct Counter {
   uint64_t blocks, idle_blocks, in_flight, unhinted_copies, mma, barriers, loads_in_flight;
-  uint64_t copies_at_barriers, load_rounds;
+  uint64_t copies_at_barriers, load_rounds, longest_loads;
   std::array<Count, KINDS> counts;
   std::vector<uint64_t> products;  // of warps, by the block's number in the grid
   bool has_written;
@@ -155,9 +155,16 @@ void count_mma() {  // lane 0 calls
   loads.at_products += loads.bytes;
 }
 
-void count_barrier() {
+void count_barrier() {  // when all threads have arrived
   ++counter.barriers;
-  for (const Fiber& fiber : runtime.fibers) counter.copies_at_barriers += fiber.copies.size();
+  uint64_t most = 0;
+  for (Fiber& fiber : runtime.fibers) {
+    counter.copies_at_barriers += fiber.copies.size();
+    Loads& loads = fiber.loads;
+    if (fiber.lane == 0) most = std::max(most, loads.bytes - loads.at_barrier);
+    loads.at_barrier = loads.bytes;
+  }
+  counter.longest_loads += most;
 }
 
 void count_access(const void* p, size_t size, Access access) {
@@ -191,12 +198,13 @@ extern "C" {
 // The blocks, those of them that wrote no global memory, the copies that stay in flight while a
 // thread waits for others, summed over all waits, the copies without cache hints, the warps'
 // products, the blocks' barriers, the bytes that lane 0 of each warp has in flight, summed over its
-// products, the copies in flight at barriers, the rounds of loads, and three counts for each kind.
+// products, the copies in flight at barriers, the rounds of loads, the bytes of the
+// lane 0 that loads most between two barriers, and three counts for each kind.
 void mie_emu_counts(uint64_t* out) {
   const mie_emu::Counter& all = mie_emu::counter;
   for (const uint64_t count : {all.blocks, all.idle_blocks, all.in_flight, all.unhinted_copies,
                                all.mma, all.barriers, all.loads_in_flight, all.copies_at_barriers,
-                               all.load_rounds})
+                               all.load_rounds, all.longest_loads})
     *out++ = count;
   for (const mie_emu::Count& count : all.counts) {
     *out++ = count.requests;

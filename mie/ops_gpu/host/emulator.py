@@ -45,7 +45,7 @@ class _Launch(ctypes.Structure):
 _TRAFFIC = ("ldmatrix", "cp_async", "shared", "cp_async_source", "global_memory")
 COUNTS = (
     *("blocks", "idle_blocks", "in_flight", "unhinted_copies", "mma", "barriers"),
-    *("loads_in_flight", "copies_at_barriers", "load_rounds"),
+    *("loads_in_flight", "copies_at_barriers", "load_rounds", "longest_loads"),
     *(f"{kind}.{name}" for kind in _TRAFFIC for name in ("requests", "passes", "least")),
 )
 """The counts of a kernel's launches, besides "launches", as count.cpp defines them.
@@ -57,7 +57,9 @@ Unhinted copies lack the hint to pass L1 or to fetch 128 bytes to L2. "mma" are 
 and "barriers" are barriers of blocks. "loads_in_flight" are the bytes that lane 0 of each warp has
 loaded from global memory and not used yet, over all products of the warp, if its products use them
 evenly and in order. "load_rounds" is how often lane 0 of a warp has loaded and then comes to a
-product or an exponential. Copies by cp.async do not count in either. "cp_async" is its writes to
+product or an exponential. "longest_loads" are the bytes that lane 0 of a warp has loaded since the
+barrier before, of the warp that loaded most, over all barriers: a warp that loads for all others
+makes it long. Copies by cp.async count in none of these. "cp_async" is its writes to
 shared memory, and "shared" are the other accesses there. A vector that g++ loads in parts counts as
 parts. Requests are counted for warps. A pass is a wavefront of shared memory, or a sector of 32
 bytes of global memory. "least" is the number of passes for the same bytes side by side, so the

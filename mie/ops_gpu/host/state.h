@@ -20,6 +20,7 @@ struct Copy {  // a pending cp.async
 struct Loads {  // of global memory by a thread, in bytes: count.cpp
   uint64_t bytes, products;
   uint64_t at_products, at_last;  // the bytes at each product, summed, and at the last
+  uint64_t at_barrier;            // the bytes at the block's last barrier
   bool is_round;                  // whether loads are not used yet
 };
 

@@ -8,10 +8,17 @@
 //   bias             [E, N]     T      or null
 //   tiles            [most, 3]  int32
 //
-// grid (most, sets of MT tiles of outputs), block (32 to 256, by K alone). No blocks share K,
-// because a token's k experts keep a chip busy. So a row's bits do not depend on the other rows.
+// grid (most, output tiles), block (32 to 256, by K alone). A block has one output tile, and no
+// blocks share K, because a token's k experts keep a chip busy. So a row's bits do not depend on the
+// other rows.
 // Blocks of the same outputs are neighbours, and tiles of one expert find its weights in the L2
 // cache.
+//
+// Budget, registers on sm_87: 16 bits take 87 for 8 rows and 115 for 32, and int4 in groups of 64 or
+// more takes 89 and 146. In 16 bits a block of 8 rows has 89 KB of shared memory, with four stages of
+// 2 KB a warp, and a block of 32 rows 73 KB, with two. The registers leave room for two blocks of a
+// multiprocessor with 8 rows, and for one with 32. The limit is the memory for few tokens, and the
+// tensor cores for many.
 #include "mie_cuda.cuh"
 #include "activation.cuh"
 #include "quantized.cuh"
@@ -19,12 +26,10 @@
 #include "arrivals.cuh"
 #include "few_rows.cuh"
 
-constexpr Sharing ALONE = {nullptr, nullptr, 1, false};
-
 // A tile of sorted rows, and its expert's matrix [width, depth].
-template <typename W>
+template <typename S>
 struct ExpertTile {
-  using T = typename W::T;
+  using T = typename S::T;
   int expert, first;
   Rows<T> rows;
   Matrix matrix;
@@ -35,12 +40,12 @@ struct ExpertTile {
     expert = tile[0], first = tile[1];
     rows = {x + (size_t)first * all.depth, nullptr, tile[2], all.depth, 0.0f};
     matrix = all;
-    if constexpr (W::DENSE) {
+    if constexpr (S::DENSE) {
       const T* weight = reinterpret_cast<const T*>(all.weight);
       weight += (size_t)expert * width * all.depth;
       matrix.weight = reinterpret_cast<const uint4*>(weight);
     } else {
-      matrix = of_expert<typename W::C, W::SPAN, W::OFFSETS, W::BITS>(all, expert, width);
+      matrix = of_expert<typename S::C, S::SPAN, S::OFFSETS, S::BITS>(all, expert, width);
     }
   }
 
@@ -58,19 +63,20 @@ experts_gated(const T* __restrict__ x, const uint4* __restrict__ weight,
               const uint4* __restrict__ scales, const float* __restrict__ units,
               const T* __restrict__ bias, const int* __restrict__ tiles, T* __restrict__ out,
               int depth, int shift, int dim, int activation) {
-  using W = Way<T, C, SPAN, OFFSETS, BITS, TILES, false, VECTOR>;
+  using S = ProductShape<T, C, SPAN, OFFSETS, BITS, TILES, false, VECTOR>;
   if (tiles[3 * blockIdx.x + 2] == 0) return;
-  const ExpertTile<W> tile(tiles, x, {weight, scales, units, depth, shift}, 2 * dim);
-  multiply_rows<W, false>(
-      tile.rows, tile.matrix, ALONE, 2 * ((dim + TILE - 1) / TILE), 1,
+  const ExpertTile<S> tile(tiles, x, {weight, scales, units, depth, shift}, 2 * dim);
+  multiply_rows<S, false>(
+      tile.rows, tile.matrix, {nullptr, nullptr}, false, 2 * ((dim + TILE - 1) / TILE), 1,
       [&](int i) -> Outputs {
         const int n = i / 2 * TILE;
         return {n + i % 2 * dim, min(TILE, dim - n)};
       },
-      [&](auto get, int first, int count) {
+      [&](auto get, int first, int count, int begin_row, int end_row) {
         const int gates = count / 2 * TILE;
-        for (int i = threadIdx.x; i < gates * tile.rows.count; i += blockDim.x) {
-          const int output = i % gates, row = i / gates, n = first / 2 * TILE + output;
+        for (int i = threadIdx.x; i < gates * (end_row - begin_row); i += blockDim.x) {
+          const int output = i % gates, row = begin_row + i / gates;
+          const int n = first / 2 * TILE + output;
           if (n >= dim) continue;
           const int place = output / TILE * 2 * TILE + output % TILE;
           const float gate = get(place, row) + tile.bias_of(bias, 2 * dim, n);
@@ -88,15 +94,16 @@ experts_linear(const T* __restrict__ x, const uint4* __restrict__ weight,
                const uint4* __restrict__ scales, const float* __restrict__ units,
                const T* __restrict__ bias, const int* __restrict__ tiles, T* __restrict__ out,
                int depth, int shift, int width) {
-  using W = Way<T, C, SPAN, OFFSETS, BITS, TILES, false, VECTOR>;
+  using S = ProductShape<T, C, SPAN, OFFSETS, BITS, TILES, false, VECTOR>;
   if (tiles[3 * blockIdx.x + 2] == 0) return;
-  const ExpertTile<W> tile(tiles, x, {weight, scales, units, depth, shift}, width);
-  multiply_rows<W, false>(
-      tile.rows, tile.matrix, ALONE, (width + TILE - 1) / TILE, 1,
+  const ExpertTile<S> tile(tiles, x, {weight, scales, units, depth, shift}, width);
+  multiply_rows<S, false>(
+      tile.rows, tile.matrix, {nullptr, nullptr}, false, (width + TILE - 1) / TILE, 1,
       [&](int i) -> Outputs { return {i * TILE, min(TILE, width - i * TILE)}; },
-      [&](auto get, int first, int count) {
-        for (int i = threadIdx.x; i < count * TILE * tile.rows.count; i += blockDim.x) {
-          const int output = i % (count * TILE), row = i / (count * TILE);
+      [&](auto get, int first, int count, int begin_row, int end_row) {
+        const int outputs = count * TILE;
+        for (int i = threadIdx.x; i < outputs * (end_row - begin_row); i += blockDim.x) {
+          const int output = i % outputs, row = begin_row + i / outputs;
           const int n = first * TILE + output;
           if (n >= width) continue;
           const float y = get(output, row) + tile.bias_of(bias, width, n);

@@ -6,7 +6,7 @@
 // the lane has four neighbouring inputs, c * 32 + place(s, t) ... + 3. The product may sum its
 // inputs in any order, so they need not be those that mma names.
 //
-//   dense      rows as checkpoints store them, in the type of the activations
+//   dense      rows as checkpoints store them, in the type of the activations (weight_ring.cuh)
 //   quantised  [N / 16][K / 64] units of codes, in the order of the registers. Inputs past K and
 //              outputs past N have the code of zero.
 //
@@ -205,46 +205,6 @@ struct Unit<T, sextets, VECTOR> {
              (shifted(bits, 4 - place_of(s, half)) & 0x00300030u) |
              (shifted(bits, 12 - place_of(s, half + 2)) & 0x30003000u);
     }
-  }
-};
-
-template <typename T, bool VECTOR>
-struct Unit<T, T, VECTOR> {
-  static constexpr int COUNT = 16 / sizeof(T), PARTS = 8 / COUNT;  // loads of a lane's eight inputs
-  uint4 raw[2][2][PARTS];  // by chunk, by half of the outputs
-  unsigned at[2];
-
-  __device__ __forceinline__ void begin(const Matrix& matrix, Outputs tile, int k, int g) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int n = tile.first + min(g + 8 * half, tile.count - 1);
-      at[half] = (unsigned)(tile.count > 0 ? n : 0) * (unsigned)matrix.depth + k;
-    }
-  }
-  __device__ __forceinline__ void advance(int inputs) { at[0] += inputs, at[1] += inputs; }
-  __device__ __forceinline__ void load(const Matrix& matrix, int k) {
-    const int t = threadIdx.x % 4;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const T* from = reinterpret_cast<const T*>(matrix.weight) + at[half];
-#pragma unroll
-      for (int c = 0; c < 2; ++c)
-#pragma unroll
-        for (int part = 0; part < PARTS; ++part) {
-          const int first = c * CHUNK + 8 * t + part * COUNT;
-          raw[c][half][part] = load16<T, VECTOR>(from, first, matrix.depth - k);
-        }
-    }
-  }
-  template <bool OFFSETS>
-  __device__ __forceinline__ void fragment(unsigned (&a)[4], int c, int s) const {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) a[i] = word_of(raw[c][i % 2][0], 2 * s + i / 2);
-  }
-  template <bool OFFSETS>
-  __device__ __forceinline__ float value(int c, int s, int half, int j) const {
-    const int i = 4 * s + j;
-    return __uint_as_float(word_of(raw[c][half][i / COUNT], i % COUNT));
   }
 };
 
