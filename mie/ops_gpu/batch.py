@@ -26,8 +26,15 @@ MAX_CHUNKS, MAX_CHUNK_TOKENS = 32, 2048
 Longer steps keep a GPU busy while the host launches their kernels.
 """
 
-FEW_TOKENS = (8, 16)
-"""Numbers of tokens up to which products take kernels of few rows."""
+STEP_TOKENS = (8, 16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
+"""Numbers of tokens that a step with chunks is padded to.
+
+Up to 16 tokens, products take the kernels of few rows. Up to about 128 tokens, or 256 on a server's
+GPU, a step waits for its weights, and padding takes no time. From there on it is at most half.
+"""
+
+NUM_CHUNKS = (1, 4, MAX_CHUNKS)
+"""Numbers of chunks that a step is padded to."""
 
 
 class Bucket(NamedTuple):
@@ -193,24 +200,25 @@ def bucket_of(
     if not num_chunks:
         bucket = Bucket(padded_seqs(num_decodes), max_len)
         return bucket if len(batch.logits_rows) <= bucket.num_logits else None
-    num_seqs = next_power_of_two(num_decodes) if num_decodes else 0  # fewer sizes than decodes have
-    num_tokens = padded_chunk_tokens(len(batch.token_ids) - num_decodes, num_seqs)
-    bucket = Bucket(num_seqs, max_len, next_power_of_two(num_chunks), num_tokens)
-    is_small = bucket.num_chunks <= MAX_CHUNKS and num_tokens <= MAX_CHUNK_TOKENS
-    is_small &= most_tokens is None or bucket.num_tokens <= most_tokens
-    return bucket if is_small and len(batch.logits_rows) <= bucket.num_logits else None
+    num_seqs, num_tokens = padded_decodes(num_decodes), len(batch.token_ids) - num_decodes
+    if num_chunks > MAX_CHUNKS or num_tokens > MAX_CHUNK_TOKENS:
+        return None
+    most = most_tokens or num_seqs + MAX_CHUNK_TOKENS
+    num_all = next((n for n in STEP_TOKENS if num_seqs + num_tokens <= n <= most), most)
+    bucket = Bucket(num_seqs, max_len, padded_chunks(num_chunks), num_all - num_seqs)
+    is_large = bucket.num_chunk_tokens < num_tokens or len(batch.logits_rows) > bucket.num_logits
+    return None if is_large else bucket
 
 
-def padded_chunk_tokens(num_tokens: int, num_seqs: int) -> int:
-    """Round the tokens of chunks up to the next size, beside so many decodes.
+def padded_chunks(num_chunks: int) -> int:
+    """Round a number of chunks up to the next size, or down to the largest."""
+    return next((n for n in NUM_CHUNKS if num_chunks <= n), MAX_CHUNKS)
 
-    Steps of few rows are filled up. Others get at most a quarter more, or 15 tokens.
-    """
-    for few in FEW_TOKENS:
-        if num_seqs + num_tokens <= few:
-            return few - num_seqs
-    step = max(16, next_power_of_two(num_tokens) // 8)
-    return ceil_div(num_tokens, step) * step
+
+def padded_decodes(num_decodes: int) -> int:
+    """Round the decodes beside chunks up to the next size: 0, 4, 16, 64, 128, 256, and so on."""
+    few = next((n for n in (0, 4, 16, 64) if num_decodes <= n), None)
+    return next_power_of_two(num_decodes) if few is None else few
 
 
 def padded_length(length: int) -> int:

@@ -15,12 +15,13 @@ from mie.base.arithmetic import ceil_div
 from mie.ops.backend import Progress, StepBatch, StepSize
 from mie.ops.sampling import GREEDY, RowControls
 from mie.ops_gpu import kv_cache, sampling
-from mie.ops_gpu.arrays import next_power_of_two
 from mie.ops_gpu.batch import (
     ANY_LENGTH,
     MAX_CHUNK_TOKENS,
-    MAX_CHUNKS,
+    STEP_TOKENS,
     Bucket,
+    padded_chunks,
+    padded_decodes,
     padded_length,
     padded_seqs,
 )
@@ -79,8 +80,8 @@ def make_ready(
         for num_tokens in prompts:
             length = max(num_tokens, size.max_len)
             steps.launch_prompt(forward, prompt(num_tokens, length, num_groups))
-        if (largest := largest_with_chunks(size)) is not None:
-            steps.launch_empty(forward, largest, num_groups)
+        for bucket in extremes_with_chunks(size):
+            steps.launch_empty(forward, bucket, num_groups)
         sampler.start(logits[:1], [EVERY_KERNEL])
     launcher.build([*listed, *others], progress)
     for num_tokens in prompts[:-1]:
@@ -111,13 +112,18 @@ def padded_counts(most: int) -> list[int]:
     return sorted({padded_seqs(n) for n in range(1, most + 1)})
 
 
-def largest_with_chunks(size: StepSize) -> Bucket | None:
-    """Return the captured step with the most sequences besides its chunks, if there is any."""
-    num_seqs = min(next_power_of_two(size.num_seqs), size.num_tokens - 1)
+def extremes_with_chunks(size: StepSize) -> list[Bucket]:
+    """Return the captured step with the most sequences besides its chunks, and the smallest one.
+
+    In the smallest one, blocks share the keys of the same rows, which takes memory of its own.
+    """
+    num_seqs = min(padded_decodes(size.num_seqs), size.num_tokens - 1)
     num_tokens = min(size.num_tokens - num_seqs, MAX_CHUNK_TOKENS)
-    num_chunks = min(MAX_CHUNKS, next_power_of_two(size.num_seqs))
     length = padded_length(size.max_len)
-    return Bucket(num_seqs, length, num_chunks, num_tokens) if num_tokens > 0 else None
+    if num_tokens <= 0:
+        return []
+    largest = Bucket(num_seqs, length, padded_chunks(size.num_seqs), num_tokens)
+    return [largest, Bucket(0, length, 1, min(STEP_TOKENS[0], size.num_tokens))]
 
 
 def graph_bytes(size: StepSize, follows_lengths: bool) -> int:

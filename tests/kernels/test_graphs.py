@@ -31,7 +31,7 @@ from mie.ops_gpu.batch import (
     bucket_of,
     host_batch,
     padded,
-    padded_chunk_tokens,
+    padded_decodes,
     padded_seqs,
     to_device,
 )
@@ -191,8 +191,9 @@ def test_the_least_recently_used_graph_makes_room(tmp_path: Path, monkeypatch: p
     capture = Steps._capture
 
     def counted(self: Steps, forward: Any, batch: Any) -> Any:
-        assert len(self._captured) <= 2
-        captured.append(Bucket(len(batch.seq_lens), batch.max_len))
+        if not len(batch.prefills):
+            assert sum(not each.num_chunks for each in self._captured) <= 2
+            captured.append(Bucket(len(batch.seq_lens), batch.max_len))
         return capture(self, forward, batch)
 
     monkeypatch.setattr(Steps, "_capture", counted)
@@ -202,8 +203,9 @@ def test_the_least_recently_used_graph_makes_room(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("mie.ops_gpu.steps.MAX_GRAPHS", 2)
     few = Run(model, "cupy-emulated", 3, config=EngineConfig(**settings), dtype=dtype)
     assert len(captured) >= 3
-    assert len(captured_steps(few.backend)) == 2
-    assert list(captured_steps(few.backend))[-1] == Bucket(few.num_seqs[-1], ANY_LENGTH)
+    kept = [each for each in captured_steps(few.backend) if not each.num_chunks]
+    assert len(kept) == 2
+    assert kept[-1] == Bucket(few.num_seqs[-1], ANY_LENGTH)
     assert [each.tobytes() for each in few.logits] == [each.tobytes() for each in many.logits]
 
 
@@ -456,7 +458,7 @@ def test_steps_with_chunks_are_captured(dtype: str, batch_invariant: bool, windo
     assert not captured_steps(runs[1].backend)
     captured = captured_steps(runs[0].backend)
     sizes = {each[:1] + each[2:] for each in captured}
-    assert sizes == {(2, 1, 32), (2, 2, 32), (1, 1, 7), (1, 2, 7), (0, 1, 48), (1, 2, 80)}
+    assert sizes == {(4, 1, 28), (4, 4, 28), (4, 1, 12), (4, 4, 12), (0, 1, 64), (4, 4, 124)}
 
 
 @needs_compiler
@@ -472,18 +474,26 @@ def test_graphs_of_chunks_are_bounded(monkeypatch: pytest.MonkeyPatch):
 
 def test_sizes_of_steps_with_chunks():
     batch = with_chunks([30] * 3, [(70, 95), (9, 9), (2, 60)])
-    assert bucket_of(batch) == Bucket(4, 256, 4, 96)
-    assert bucket_of(batch, follows_lengths=False) == Bucket(4, ANY_LENGTH, 4, 96)
+    assert bucket_of(batch) == Bucket(4, 256, 4, 124)
+    assert bucket_of(batch, follows_lengths=False) == Bucket(4, ANY_LENGTH, 4, 124)
     assert bucket_of(batch, most_tokens=100) == Bucket(4, 256, 4, 96)
-    assert bucket_of(batch, most_tokens=99) is None
+    assert bucket_of(batch, most_tokens=85) == Bucket(4, 256, 4, 81)
+    assert bucket_of(batch, most_tokens=84) is None
     assert bucket_of(with_chunks([], [(2100, 2100)])) is None
+    assert bucket_of(with_chunks([9] * 16, [(2040, 2040)])) == Bucket(16, 2048, 1, 2048)
     assert bucket_of(with_chunks([], [(2, 2)] * 33)) is None
+    assert bucket_of(with_chunks([9] * 17, [(2, 2)] * 5)) == Bucket(64, 256, 32, 64)
+    assert bucket_of(with_chunks([9] * 2, [(20, 20)])) == Bucket(4, 256, 1, 28)
+    assert bucket_of(with_chunks([9], [(3, 3)])) == Bucket(4, 256, 1, 4)
     many_logits = replace(batch, logits_rows=np.arange(40))
     assert bucket_of(many_logits) is None
+    assert [padded_decodes(n) for n in (0, 1, 5, 17, 65, 129)] == [0, 4, 16, 64, 128, 256]
     for num_seqs in (0, 1, 8, 64):
-        for num_tokens in range(1, MAX_CHUNK_TOKENS):
-            padded_tokens = padded_chunk_tokens(num_tokens, num_seqs)
-            assert num_tokens <= padded_tokens <= max(num_tokens + 15, num_tokens * 5 / 4)
+        for num_tokens in range(1, MAX_CHUNK_TOKENS, 7):
+            bucket = bucket_of(with_chunks([9] * num_seqs, [(num_tokens, num_tokens)]))
+            assert bucket is not None
+            assert bucket.num_chunk_tokens >= num_tokens
+            assert bucket.num_tokens <= max(256, 1.5 * (bucket.num_seqs + num_tokens))
 
 
 def test_padding_keeps_the_batch_and_writes_nowhere():
