@@ -188,8 +188,10 @@ class Answer:
         with self._lock:
             if self._is_over:
                 return None
-            is_running = None in [choice.finish_reason for choice in self._choices]
-            if not is_running and not self.is_answered:
+            was_interrupted = not self.is_answered
+            for choice in self._choices:
+                was_interrupted = was_interrupted and choice.finish_reason is not None
+            if was_interrupted:
                 self._is_filed = False  # the next turn files it again
                 return None
             try:
@@ -222,14 +224,16 @@ class Answer:
 
     def _output(self) -> RequestOutput:
         request, metrics = self.request, self.request.metrics
-        error, choices, adapter = request.error, self._choices, self._prepared.adapter
-        if self._is_delta:
-            choices = [each for each in choices if self._is_news(each)]
+        error, adapter = request.error, self._prepared.adapter
+        outputs = []
+        for choice in self._choices:
+            if not self._is_delta or self._is_news(choice):
+                outputs.append(self._completion(choice))
         output = RequestOutput(
             request_id=self.request_id,
             prompt=self._prepared.prompt,
             prompt_token_ids=request.token_ids,
-            outputs=[*map(self._completion, choices)],
+            outputs=outputs,
             finished=self.is_answered,
             num_cached_tokens=metrics.num_cached_tokens,
             metrics=metrics,
