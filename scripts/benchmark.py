@@ -9,6 +9,7 @@ disk         the prefix cache on a disk
 plots        the plots of the book
 gpu          attention and generation on a GPU
 host         a step of many decodes with text and outputs, without the model
+launches     the Python of a step on a GPU whose launches cost nothing
 ranks        one model in several processes beside threads
 rows         what a step of a few rows costs on a CPU, beside a step of one
 sched        the host's share of a step
@@ -28,7 +29,7 @@ from bench.harness import untune
 MODULES = {"book": "book.report", "gpu": "gpu.main", "plots": "book.plots"}
 """Benchmarks with a module of another name in `bench`."""
 NAMES = (
-    *("arrivals", "book", "cpu", "disk", "gpu", "host", "plots", "ranks", "rows"),
+    *("arrivals", "book", "cpu", "disk", "gpu", "host", "launches", "plots", "ranks", "rows"),
     *("sched", "serve", "speculate", "start", "structured"),
 )
 
