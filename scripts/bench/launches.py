@@ -91,9 +91,15 @@ def load(gpu: FreeGpu, num_layers: int, *, enforce_eager: bool) -> Engine:
     """Return an engine on the GPU. Each of its tokens is the same."""
 
     def wrap(backend: Backend) -> Backend:
-        queue = EmulatedQueue()
+        device: Any = gpu
         free: Any = CupyBackend(
-            *("cupy-emulated", gpu, gpu, "float16", H200), queue=queue, enforce_eager=enforce_eager
+            "cupy-emulated",
+            device,
+            device,
+            "float16",
+            H200,
+            queue=EmulatedQueue(),
+            enforce_eager=enforce_eager,
         )
         free.finish_sample = lambda drawn: [5] * len(drawn.token_ids)
         return free  # type: ignore[no-any-return]
