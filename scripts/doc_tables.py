@@ -17,11 +17,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mie.base.arithmetic import ceil_div
 from mie.config.engine import RequestLimits
 from mie.config.engine_args import EngineArgs
 from mie.config.settings import BACKENDS, Setting, settings_of
 from mie.lab.sim.costs import decode_work
 from mie.lab.sim.devices import DEVICES, costs_on, find_shape, window_of
+from mie.model.config import ModelConfig
+from mie.ops_gpu import wide_rows
+from mie.ops_gpu.chip import Chip
+from mie.ops_gpu.weights import UNIT
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -106,9 +111,15 @@ def errors() -> Iterator[tuple[Mapping[str, Any], float, float]]:
 
 def predictions(section: str) -> str:
     """Return a table of predictions.md as Markdown."""
-    tables = {"steps": _steps, "attention": _attention, "heads": _heads, "wide": _wide}
-    tables["few rows"] = _few_rows
-    tables["predicted"] = _predicted
+    tables = {
+        "steps": _steps,
+        "attention": _attention,
+        "heads": _heads,
+        "wide": _wide,
+        "codes": _codes,
+        "few rows": _few_rows,
+        "predicted": _predicted,
+    }
     rows = tables[section]()
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
@@ -192,6 +203,54 @@ def _few_rows() -> Iterator[tuple[str, ...]]:
         steps = [(step + work["layers"] * form["attention_us"]) / 1000 for step in steps]
         band = "–".join(f"{step:.2f}" for step in steps)
         yield form["name"], "step, ms", "", f"{form['now_ms']:.2f}", f"**{band}**"
+
+
+def _codes() -> Iterator[tuple[str, ...]]:
+    """Predict steps in which codes are multiplied, or widened first, beside weights of 16 bits."""
+    yield "device", "model", "requests", "weights", "codes", "widened first", "16 bits"
+    yield ("---",) * 7
+    for line in PUBLISHED["codes"]["steps"]:
+        device, shape = DEVICES[line["device"]], find_shape(line["model"])
+        name = line.get("weights", "int4")
+        bits = PUBLISHED["codes"]["weights"][name]["bits"]
+        dense, plain = predicted_ms(line), costs_on(device, shape)
+        codes = costs_on(device, shape, layer_bits=bits[0], head_bits=bits[1])
+        formula = max(codes.weights_ps, line["requests"] * (codes.token_ps + codes.logits_ps))
+        products = max(codes.weights_ps, codes_products_ps(line, name, shape))
+        narrow = predicted_ms({**line, "bits": bits}) + (products - formula) / 1e9
+        widened = dense + (codes.weights_ps + plain.weights_ps) / 1e9  # read, and written
+        times = (f"{ms:.2f}" for ms in (narrow, widened, dense))
+        yield line["device"], line["model"], str(line["requests"]), name, *times
+
+
+def codes_products_ps(line: Mapping[str, Any], weights: str, shape: ModelConfig) -> int:
+    """Return the time of all products by the instructions of the busiest multiprocessor.
+
+    A stage of a block has the instructions of its eight warps. Four schedulers issue them.
+    """
+    gpu, work, heads = DEVICES[line["device"]].gpu, PUBLISHED["codes"], PUBLISHED["heads"]
+    assert gpu is not None
+    chip = Chip(num_multiprocessors=gpu.num_multiprocessors, shared_bytes=gpu.shared_bytes)
+    rows = wide_rows.FEW if line["requests"] <= wide_rows.FEW else wide_rows.MANY
+    width, hidden = shape.num_heads * shape.head_dim, shape.hidden_size
+    matrices = [
+        (width + 2 * shape.num_kv_heads * shape.head_dim, hidden),
+        (hidden, width),
+        (2 * shape.intermediate_size, hidden),
+        (hidden, shape.intermediate_size),
+    ]
+    of_layers, of_head = work["weights"][weights][str(rows)]
+    instructions = 0  # of a warp, by the busiest multiprocessor
+    for matrix, each in (
+        *((matrix, shape.num_layers * of_layers) for matrix in matrices),
+        ((shape.vocab_size, hidden), of_head),
+    ):
+        splits = wide_rows.splits_of(matrix, chip)
+        of_split = ceil_div(ceil_div(matrix[1], wide_rows.UNITS * UNIT), splits)
+        blocks = splits * ceil_div(matrix[0], wide_rows.OUTPUTS) * ceil_div(line["requests"], rows)
+        instructions += each * ceil_div(blocks, gpu.num_multiprocessors) * of_split
+    clocks = instructions * wide_rows.WARPS / 4 / (work["issue_percent"] / 100)
+    return round(clocks / heads["clock_ghz"][line["device"]] * 1000)
 
 
 def _predicted() -> Iterator[tuple[str, ...]]:

@@ -29,7 +29,7 @@ from mie.ops.backend import (
 )
 from mie.ops.sampling import RowControls
 from mie.ops.weights.quantised import Form, Part, Rows
-from mie.ops_gpu import kv_cache, sampling
+from mie.ops_gpu import kv_cache, sampling, wide_rows
 from mie.ops_gpu.adapters import CupyAdapters
 from mie.ops_gpu.arena import fresh
 from mie.ops_gpu.arrays import DTYPES, block_threads, element_type, kernel_type, rounded
@@ -149,7 +149,10 @@ class CupyBackend(Backend):
         )
         width = (size.num_heads + 2 * size.cache.num_kv_heads) * size.cache.head_dim
         most_rows = size.num_tokens if self._is_deterministic else MAX_ROWS
-        kept_bytes = partial_bytes + most_sums_bytes(most_rows, width, self._chip)
+        sums_bytes = most_sums_bytes(most_rows, width, self._chip)
+        if size.is_quantised:
+            sums_bytes = max(sums_bytes, wide_rows.most_sums_bytes(size.num_tokens, self._chip))
+        kept_bytes = partial_bytes + sums_bytes
         widened_bytes = WIDENED_BYTES if size.is_quantised else 0
         captured_bytes = 0
         if isinstance(self.launcher, CupyLauncher) and not self._steps.enforces_eager:

@@ -6,6 +6,7 @@ import numpy as np
 
 from mie.base.arithmetic import ceil_div
 from mie.ops.backend import Array
+from mie.ops_gpu import wide_rows
 from mie.ops_gpu.adapters import Changes, CupyAdapters
 from mie.ops_gpu.arena import Empty
 from mie.ops_gpu.arrays import block_threads, element_type, kernel_type
@@ -15,11 +16,13 @@ from mie.ops_gpu.gemm import Gemm
 from mie.ops_gpu.integer import IntegerProducts, is_integer
 from mie.ops_gpu.launcher import Launcher
 from mie.ops_gpu.weights import TILE, UNIT, CupyLinear, Matrix, QuantisedMatrix
+from mie.ops_gpu.wide_rows import WideRows
 
 MAX_ROWS = 16
-"""Most rows that our kernels multiply with a matrix, if results may depend on the batch.
+"""Most rows that the kernels of few rows multiply, if results may depend on the batch.
 
-cuBLAS takes more rows. A quantised matrix is widened for it first (docs/gpu/h200.md has the times).
+cuBLAS takes more rows. The codes of a quantised matrix are multiplied with up to
+`wide_rows.MAX_WIDE_ROWS` rows. For more the matrix is widened first, and cuBLAS multiplies.
 """
 
 WIDENED_BYTES = 64 << 20
@@ -44,6 +47,7 @@ class Products:
         self._empty = empty
         self._is_deterministic = is_deterministic
         self._few_rows = FewRows(launcher, chip, empty)
+        self._wide_rows = WideRows(launcher, chip, empty)
         self._rounds_activations = rounds_activations
         self.integer = IntegerProducts(launcher, empty)
         self._adapters = adapters
@@ -118,6 +122,9 @@ class Products:
     ) -> None:
         if not isinstance(part, QuantisedMatrix):
             self._gemm.matmul(x, part, bias, out, first, is_added=is_added)
+            return
+        if wide_rows.takes(x, part):
+            self._wide_rows.linear(x, part, out, bias=bias, first=first, is_added=is_added)
             return
         num_rows, depth = part.shape
         most = max(TILE, WIDENED_BYTES // (depth * x.dtype.itemsize) // TILE * TILE)

@@ -121,6 +121,13 @@ def packed_bytes(shape: tuple[int, ...], form: Form) -> int:
     return ceil_div(shape[0], TILE) * (codes + scales + units)
 
 
+def unit_bytes(form: Form) -> int:
+    """Return the bytes of a tile's unit: codes, the record of scales, and the record of units."""
+    kinds = TILE * (1 + form.has_offsets)
+    scales = kinds * (UNIT // min(form.group, UNIT)) * form.scale_bits // 8
+    return TILE * UNIT * CODE_BITS[codes_of(form)] // 8 + scales + 4 * kinds * form.has_units
+
+
 def _tile_bytes(depth: int, form: Form) -> tuple[int, int, int]:
     """Return the bytes of the codes, scales and units of a tile."""
     kinds, cell = TILE * (1 + form.has_offsets), max(form.group, UNIT)

@@ -152,6 +152,17 @@ ENTRIES = (
             *each("{}<bf16, sextets, 16, false, 8>", ("widen_weights", "gather_weights")),
         ),
     ),
+    Entry(
+        file="wide_rows.cu",
+        names=(
+            *each("wide_linear<{}, {}, {}, 6>", HALVES, DEFAULT_WAYS, (4, 8)),
+            *each("wide_linear<bf16, {}, {}, 6>", GGUF_WAYS, (4, 8)),
+            # These stand for other groups and codes.
+            "wide_linear<f16, nibbles, 64, false, 32, 8, 6>",
+            "wide_linear<f16, nibbles, 16, true, 32, 8, 6>",
+            "wide_linear<bf16, e4m3, 64, false, 32, 8, 6>",
+        ),
+    ),
     Entry(file="gather_rows.cu", names=each("{}<{}>", ("gather_rows", "scale_rows"), FLOATS)),
     # The sizes where registers are scarcest, and the most common ones. All sizes would take a
     # minute more.
@@ -231,8 +242,8 @@ ENTRIES = (
         file="tests/kernels/emulator.cu",
         names=(
             *("warp_operations", "larger", "block_votes", "atomics", "matrices", "last_block_adds"),
-            *("fused", "widened_by_bits", "integer_matrices", "ieee"),
-            *each("{}<{}>", ("scaled", "packed", "gemm"), HALVES),
+            *("widened_by_bits", "integer_matrices", "ieee"),
+            *each("{}<{}>", ("scaled", "packed", "gemm", "fused"), HALVES),
             *each("widened<{}>", QUANTIZED),
         ),
     ),
@@ -248,9 +259,14 @@ SPILLS = {
     "paged_prefill_mma.cu paged_prefill_mma<bf16, 128, 2>": 64,
     "paged_prefill_mma.cu paged_prefill_mma<bf16, 128, 2, bf16, true>": 80,
     "integer_products.cu integer_many<f16, nibbles, 32, true, 8>": 32,
+    "wide_rows.cu wide_linear<f16, nibbles, 32, true, 8, 8, 6>": 48,
+    "wide_rows.cu wide_linear<bf16, nibbles, 32, true, 8, 8, 6>": 64,
+    "wide_rows.cu wide_linear<bf16, sextets, 16, false, 8, 8, 6>": 8,
+    "wide_rows.cu wide_linear<f16, nibbles, 16, true, 32, 8, 6>": 148,
 }
 """The most bytes of registers that kernels spill on some target. All others spill nothing.
 
 Kernels of few rows spill on sm_120 only. With 9 to 16 rows a thread has 128 registers, so that two
 blocks fit a multiprocessor, and with 32 rows 255.
+`wide_linear` has up to 255, too, and spills on sm_120 only.
 """

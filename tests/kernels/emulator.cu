@@ -43,10 +43,14 @@ __global__ void packed(const float* __restrict__ x, unsigned* __restrict__ pairs
 }
 
 // a * b + c of pairs.
+template <typename T>
 __global__ void fused(const unsigned* __restrict__ a, const unsigned* __restrict__ b,
                       const unsigned* __restrict__ c, unsigned* __restrict__ y) {
   const int i = threadIdx.x;
-  y[i] = fma_f16x2(a[i], b[i], c[i]);
+  if constexpr (!IS_QUANTIZED<f16, T>)
+    y[i] = fma_f16x2(a[i], b[i], c[i]);
+  else
+    y[i] = fma_bf16x2(a[i], b[i], c[i]);
 }
 
 // Four elements of a quantised cache as two pairs, in both orders that the kernels need.

@@ -178,15 +178,16 @@ def test_rounding_is_to_nearest_even(launcher: Launcher, name: str):
     np.testing.assert_array_equal(y, wanted.astype(np.float32))
 
 
-def test_pairs_are_multiplied_and_added(launcher: Launcher):
+@pytest.mark.parametrize("name", ["f16", "bf16"])
+def test_pairs_are_multiplied_and_added(launcher: Launcher, name: str):
     """The numbers are integers that need no rounding."""
-    rng = np.random.default_rng(2)
-    a, b, c = (rng.integers(-size, size + 1, 512).astype(np.float16) for size in (10, 10, 100))
+    rng, dtype = np.random.default_rng(2), {"f16": np.float16, "bf16": ml_dtypes.bfloat16}[name]
+    a, b, c = (rng.integers(-size, size + 1, 512).astype(dtype) for size in (10, 10, 100))
     y = np.zeros(256, np.uint32)
     pairs = (array.view(np.uint32) for array in (a, b, c))
-    launcher.kernel(FILE, "fused")((1,), (256,), (*pairs, y))
+    launcher.kernel(FILE, f"fused<{name}>")((1,), (256,), (*pairs, y))
     wanted = a.astype(np.float32) * b.astype(np.float32) + c.astype(np.float32)
-    np.testing.assert_array_equal(y.view(np.float16).astype(np.float32), wanted)
+    np.testing.assert_array_equal(y.view(dtype).astype(np.float32), wanted)
 
 
 @pytest.mark.parametrize(

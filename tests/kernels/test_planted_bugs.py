@@ -33,6 +33,7 @@ import test_quantised_products as quantised
 import test_recurrent_kernels as recurrent_kernels
 import test_sampling as sampling
 import test_sinks
+import test_wide_rows
 from emulated import needs_compiler
 from test_kernels import Shape
 from test_prefill_splits import splits
@@ -263,6 +264,28 @@ def quantised_products() -> None:
     quantised.test_every_code_is_widened_exactly("float16", form)
 
 
+def wide_products() -> None:
+    """Run tests of products of many rows with codes of each kind."""
+    for mode in ("checked", "any"):
+        for number in (0, 2, 3, 11, 12):
+            test_wide_rows.test_products(mode, test_wide_rows.CASES[number])
+    test_wide_rows.test_products("any", test_wide_rows.CASES[8])
+    test = test_wide_rows.test_a_rows_bits_do_not_depend_on_the_other_rows
+    test("float16", test_wide_rows.INT4, 520)
+
+
+def wide_codes() -> None:
+    of = test_wide_rows
+    for form in (of.INT4, of.Q4_K, of.FORMS[3], of.FORMS[7], of.SIX[0], of.SIX[1]):
+        of.test_every_weight_has_the_bits_of_the_definition("bfloat16", form)
+
+
+def wide_work() -> None:
+    """Compare the counts of a product of many rows with the ledger."""
+    for load in test_wide_rows.WORK:
+        test_wide_rows.test_launches_do_the_work_of_the_ledger(load)
+
+
 def integer_products() -> None:
     """Run tests of integer products with few rows and many, and all kinds of groups."""
     forms = integer.INTEGER_FORMS
@@ -416,6 +439,7 @@ CHECKS: dict[str, Callable[..., None]] = {
         *(pieces, checked_pieces, long_pieces, many_sequences, even_pieces, overlap, rounds),
         *(wide, wide_reads),
         *(int4_write, int4_read, adapters, rank_parts),
+        *(wide_products, wide_codes, wide_work),
         *(large_element, large_value, hides_no_nan, bank_conflicts, work, rings),
         *(
             many_parts,

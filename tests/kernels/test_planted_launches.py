@@ -20,6 +20,7 @@ import test_kernels as kernels
 import test_prefill_wide as prefill_wide
 import test_quantised_products as quantised
 import test_recording as recording
+import test_wide_rows
 from emulated import needs_compiler
 from fake_cupy import FakeCupy, fake_cupy
 
@@ -88,11 +89,16 @@ def pieces(cupy: FakeCupy) -> None:
     decode_pieces.test_pieces_depend_on_the_sequence_alone(None)
 
 
+def wide_rows(cupy: FakeCupy) -> None:
+    test_wide_rows.test_each_product_uses_the_kernels_it_may()
+    test_wide_rows.test_splits_fill_the_chip(2560, 2048, 6, 3)
+
+
 CHECKS: dict[str, Callable[[FakeCupy], None]] = {
     check.__name__: check
     for check in (
         *(captures, experts, copies, scales, streams),
-        *(padding, chunks, graphs_of_chunks, wide, pieces),
+        *(padding, chunks, graphs_of_chunks, wide, pieces, wide_rows),
     )
 }
 

@@ -279,7 +279,7 @@ __device__ __forceinline__ unsigned permute_bytes(unsigned a, unsigned b, unsign
 #endif
 }
 
-// ---- a * b + c of two pairs of f16, rounded once (exactly where the result is exact)
+// ---- a * b + c of two pairs of f16, or of bf16, rounded once (exactly where the result is exact)
 
 __device__ __forceinline__ unsigned fma_f16x2(unsigned a, unsigned b, unsigned c) {
 #ifdef MIE_EMULATE
@@ -287,6 +287,16 @@ __device__ __forceinline__ unsigned fma_f16x2(unsigned a, unsigned b, unsigned c
 #else
   unsigned d;
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+#endif
+}
+
+__device__ __forceinline__ unsigned fma_bf16x2(unsigned a, unsigned b, unsigned c) {
+#ifdef MIE_EMULATE
+  return mie_emu::fma_pair(a, b, c, &mie_emu::bf16_to_float, &mie_emu::float_to_bf16);
+#else
+  unsigned d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
   return d;
 #endif
 }

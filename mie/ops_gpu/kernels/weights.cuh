@@ -15,8 +15,9 @@
 //           cell is a unit, or a group of more inputs. Zeros past K and past N
 //   units   [N / 16][K / 256][8 lanes g] floats, with BITS 8: scales and offsets are multiples
 //
-// Codes become f16 exactly, by magic numbers: 0x6400 | q is 1024 + q. The sum over a span of inputs
-// that share a scale is multiplied by it in float32.
+// Codes become f16 exactly, by magic numbers: 0x6400 | q is 1024 + q. They become bf16 exactly, too:
+// 0x4300 | q is 128 + q. The sum over a span of inputs that share a scale is multiplied by it in
+// float32.
 #pragma once
 
 constexpr int UNIT = 64, CHUNK = 32, TILE = 16;
@@ -76,6 +77,41 @@ __device__ __forceinline__ unsigned word_of(const uint4& vector, int i) {
   return i == 0 ? vector.x : i == 1 ? vector.y : i == 2 ? vector.z : vector.w;
 }
 
+// Two integers of up to seven bits, less FROM, as bf16.
+template <int FROM>
+__device__ __forceinline__ unsigned small_to_bf16(unsigned pair) {
+  constexpr unsigned MINUS = FROM == 0 ? 0xc300c300u : FROM == 8 ? 0xc308c308u : 0xc320c320u;
+  static_assert(FROM == 0 || FROM == 8 || FROM == 32, "MINUS is -(128 + FROM)");
+  return fma_bf16x2(pair | 0x43004300u, 0x3f803f80u, MINUS);
+}
+
+// Four codes of eight bits as two pairs of the operand's type (Widening in quantized.cuh).
+template <typename Operand, typename C>
+struct WideningTo : Widening<C> {};
+template <>
+struct WideningTo<bf16, int8> {
+  template <int I, int J, int K, int L>
+  static __device__ __forceinline__ void four(unsigned& first, unsigned& second, unsigned from) {
+    first = two(spread<I, J>(from, 0u)), second = two(spread<K, L>(from, 0u));
+  }
+  // The low seven bits count from 128 on. The sign makes the -128 beside them -256.
+  static __device__ __forceinline__ unsigned two(unsigned pair) {
+    return fma_bf16x2((pair & 0x007f007fu) | 0x43004300u, 0x3f803f80u,
+                      (pair & 0x00800080u) | 0xc300c300u);
+  }
+};
+template <>
+struct WideningTo<bf16, e4m3> {
+  template <int I, int J, int K, int L>
+  static __device__ __forceinline__ void four(unsigned& first, unsigned& second, unsigned from) {
+    first = two(spread_signed<I, J>(from)), second = two(spread_signed<K, L>(from));
+  }
+  // Shifted, the bits are a bf16 but for the bias, which differs by 120.
+  static __device__ __forceinline__ unsigned two(unsigned pair) {
+    return fma_bf16x2(pair << 4 & 0x87f087f0u, 0x7b807b80u, 0x80008000u);
+  }
+};
+
 // The registers of a unit that is in flight or in use. begin() finds input k, the first of a unit,
 // in a tile. advance() goes on by whole units, and load() begins to load the unit of input k. g is
 // the lane's group. Places are kept from unit to unit, because compilers do not keep what they can
@@ -97,16 +133,17 @@ struct PackedUnit {
   }
 };
 
-// fragment() is the first operand of step s of chunk c, and value() the weight of input j of its
-// four for output g (half 0) or g + 8 (half 1), without scale and offset. integers() is the first
-// operand of mma_m16n8k32 for chunk c. Codes of four and six bits there are 0 ... 15 and 0 ... 63,
-// and the inputs of four have the order 0, 2, 1, 3.
+// fragment() is the first operand of step s of chunk c, in f16 or in bf16. value() is the weight of
+// input j of its four for output g (half 0) or g + 8 (half 1), without scale and offset. integers()
+// is the first operand of mma_m16n8k32 for chunk c. Codes of four and six bits there are 0 ... 15
+// and 0 ... 63, and the inputs of four have the order 0, 2, 1, 3.
 template <typename T, typename C, bool VECTOR>
 struct Unit : PackedUnit<2> {  // codes of eight bits
-  template <bool OFFSETS>
+  template <bool OFFSETS, typename Operand = f16>
   __device__ __forceinline__ void fragment(unsigned (&a)[4], int c, int s) const {
-    Widening<C>::template four<0, 1, 2, 3>(a[0], a[2], word_of(raw[c], 2 * s));
-    Widening<C>::template four<0, 1, 2, 3>(a[1], a[3], word_of(raw[c], 2 * s + 1));
+    using Widened = WideningTo<Operand, C>;
+    Widened::template four<0, 1, 2, 3>(a[0], a[2], word_of(raw[c], 2 * s));
+    Widened::template four<0, 1, 2, 3>(a[1], a[3], word_of(raw[c], 2 * s + 1));
   }
   template <bool OFFSETS>
   __device__ __forceinline__ float value(int c, int s, int half, int j) const {
@@ -120,8 +157,15 @@ struct Unit : PackedUnit<2> {  // codes of eight bits
 
 template <typename T, bool VECTOR>
 struct Unit<T, nibbles, VECTOR> : PackedUnit<1> {
-  template <bool OFFSETS>
+  template <bool OFFSETS, typename Operand = f16>
   __device__ __forceinline__ void fragment(unsigned (&a)[4], int c, int s) const {
+    if constexpr (IS_SAME<Operand, bf16>) {
+      const unsigned four = word_of(raw[0], 2 * c + s);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        a[i] = small_to_bf16<OFFSETS ? 0 : CENTRE<nibbles>>(four >> 4 * i & 0x000f000fu);
+      return;
+    }
     // (1024 + q) - 1024 and (1024 + 16 q) / 16 - 64, less the 8 from which codes may count.
     constexpr unsigned ONE = 0x3c003c00u, SIXTEENTH = 0x2c002c00u;
     constexpr unsigned LOW = OFFSETS ? 0xe400e400u : 0xe408e408u;
@@ -172,8 +216,16 @@ struct Unit<T, sextets, VECTOR> {
     low = matrix.weight[at + lane];
     high = reinterpret_cast<const uint2*>(matrix.weight + at + 32)[lane];
   }
-  template <bool OFFSETS>
+  template <bool OFFSETS, typename Operand = f16>
   __device__ __forceinline__ void fragment(unsigned (&a)[4], int c, int s) const {
+    if constexpr (IS_SAME<Operand, bf16>) {
+      const unsigned four = word_of(low, 2 * c + s), two = c == 0 ? high.x : high.y;
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        a[i] = small_to_bf16<OFFSETS ? 0 : CENTRE<sextets>>(
+            (four >> 4 * i & 0x000f000fu) | (shifted(two, 4 - place_of(s, i)) & 0x00300030u));
+      return;
+    }
     // As with nibbles, less the 32 from which codes may count. A low code is in bits 0 ... 5, and
     // one times 16 in bits 4 ... 9.
     constexpr unsigned ONE = 0x3c003c00u, SIXTEENTH = 0x2c002c00u;
