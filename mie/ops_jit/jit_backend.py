@@ -134,7 +134,9 @@ class JitBackend(Backend):
         if form is not None and self._weight_dtype != "float32":
             together = inputs_together(form)
             columns = ceil_div(num_columns, together) * together
-            return form.num_bytes(padded_rows(num_rows), columns)
+            size = form.num_bytes(padded_rows(num_rows), columns)
+            has_sextets = form.has_six_bits and self.activations == "int8"
+            return size - has_sextets * padded_rows(num_rows) * columns // 4
         itemsize = 2 if self._planned_dtype in HALVES else 4
         return padded_rows(num_rows) * num_columns * itemsize
 

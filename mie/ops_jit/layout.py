@@ -30,6 +30,14 @@ BYTES_OF_WORD = 4
 
 Products with rounded rows read codes of 8 bits in words. Exact products read them input by input.
 """
+INPUTS_OF_SEXTETS = 16
+"""Number of inputs with 6-bit codes in three words of an output, for products with rounded rows.
+
+The low six bits of the bytes of word w are the codes of inputs 4 w to 4 w + 3, the first in the
+highest byte. The high two bits of the three words are the codes of the last four inputs, with their
+lowest two bits in the first word. Signed codes have `SEXTET_BIAS` added.
+"""
+SEXTET_WORDS, SEXTET_BIAS = 3, 32
 SIGNED_NIBBLE = 2.0**28
 """The weight of a signed code at the top of a word. Exact products divide the scale by it."""
 PANELS = 4
@@ -111,9 +119,11 @@ def inputs_together(form: Form) -> int:
 def format_name(form: Form, in_words: bool = False) -> str:
     """Return the name of the format of a quantised matrix, such as "int4-g32-offsets".
 
-    ``in_words`` is for codes of 8 bits in words.
+    ``in_words`` is for codes of 8 bits in words. They take six bits there if that is enough.
     """
     words = "-words" * (in_words and form.codes == "int8")
+    if in_words and form.has_six_bits:
+        words = "-sextets"
     return (
         f"{form.codes}-g{form.group}"
         + "-offsets" * form.has_offsets
@@ -131,7 +141,7 @@ def rounding_of(form: Form) -> str | None:
     """
     if form.codes == "float8_e4m3fn":
         return None
-    offsets = form.has_offsets and form.codes == "int4"
+    offsets = form.has_offsets and (form.codes == "int4" or form.has_six_bits)
     segment = min(form.group, ACTIVATION_GROUP)
     same = replace(form, group=segment, has_offsets=offsets, scale_bits=32)
     return f"round_rows[{format_name(same, in_words=True)}]"

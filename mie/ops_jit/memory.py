@@ -39,12 +39,15 @@ from mie.ops.weights.packed import pack_nibbles
 from mie.ops.weights.quantised import Form, Part, QuantisedRows, Rows
 from mie.ops_jit.layout import (
     BYTES_OF_WORD,
+    INPUTS_OF_SEXTETS,
     INPUTS_OF_WORD,
     K_BLOCK,
     LANES,
     PANELS,
     REGION,
     RUN,
+    SEXTET_BIAS,
+    SEXTET_WORDS,
     format_name,
     inputs_together,
     rounding_of,
@@ -258,6 +261,9 @@ def _group_dtype(form: Form, in_words: bool) -> np.dtype[Any]:
     codes = ("codes", np.uint8, (inputs, LANES))
     if form.codes == "int4":
         codes = ("codes", np.uint32, (inputs // INPUTS_OF_WORD, LANES))
+    elif in_words and form.has_six_bits:
+        words = inputs // INPUTS_OF_SEXTETS * SEXTET_WORDS
+        codes = ("codes", np.uint32, (words, LANES))
     elif form.codes == "int8" and in_words:
         codes = ("codes", np.uint32, (inputs // BYTES_OF_WORD, LANES))
     return np.dtype([*units, *scales, codes])
@@ -278,6 +284,8 @@ def _put_quantised(groups: NDArray[Any], row: int, block: QuantisedRows, form: F
         else:  # the first input is the highest nibble
             codes = codes.reshape(-1, INPUTS_OF_WORD)[:, ::-1] & np.uint8(15)
             codes = pack_nibbles(codes).view("<u4")
+    elif groups["codes"].dtype == np.uint32 and form.has_six_bits:
+        codes = _sextets(codes + np.uint8(0 if form.has_offsets else SEXTET_BIAS))
     elif groups["codes"].dtype == np.uint32:
         codes = codes.reshape(-1, BYTES_OF_WORD)[:, ::-1].copy().view("<u4")
     for name, plane in (planes | {"codes": codes}).items():
@@ -298,6 +306,14 @@ def _words(codes: NDArray[np.uint8], width: int) -> NDArray[Any]:
         for word in range(width):
             words[:, word, byte] = of_words[:, byte, word]
     return words.view("<u4")
+
+
+def _sextets(codes: NDArray[np.uint8]) -> NDArray[Any]:
+    """Return codes 0 … 63 as words, in the order of `layout.INPUTS_OF_SEXTETS`."""
+    quads = codes.reshape(-1, INPUTS_OF_SEXTETS // BYTES_OF_WORD, BYTES_OF_WORD)[..., ::-1].copy()
+    *words, last = np.moveaxis(quads.view("<u4")[..., 0], 1, 0)
+    high = np.uint32(0xC0C0C0C0)
+    return np.stack([w | last << 6 - 2 * n & high for n, w in enumerate(words)], axis=1)
 
 
 def _put(panels: NDArray[Any], row: int, block: NDArray[Any]) -> None:

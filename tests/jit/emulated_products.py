@@ -25,6 +25,8 @@ FORMS = (
     Form(codes="int4", group=16, has_offsets=True),
     Form(codes="int8", group=32, has_offsets=False),
     Form(codes="int8", group=16, has_offsets=True, scale_bits=8),
+    Form(codes="int8", group=32, has_offsets=False, scale_bits=16, has_six_bits=True),
+    Form(codes="int8", group=16, has_offsets=True, scale_bits=8, has_six_bits=True),
 )
 ROWS = 17
 

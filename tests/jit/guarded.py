@@ -98,7 +98,7 @@ def products(step: int) -> None:
 
 
 def quantised_products(step: int) -> None:
-    """Formats of one and of two codes a byte, with and without offsets, and a short last group.
+    """Formats of one and of two codes a byte, and of four codes in three. A short last group.
 
     Rows are exact, and then rounded.
     """
@@ -106,6 +106,7 @@ def quantised_products(step: int) -> None:
         Form(codes="int4", group=32, has_offsets=True),
         Form(codes="int4", group=16, has_offsets=False),
         Form(codes="int8", group=32, has_offsets=False),
+        Form(codes="int8", group=32, has_offsets=False, scale_bits=16, has_six_bits=True),
     )
     sizes = [(1, 1), (6, 20), (80, 96), (131, 130), (515, 64), (1041, 49)]
     cases = itertools.product(forms, sizes, ("float32", "int8"))

@@ -2,6 +2,7 @@
 
 import functools
 import platform
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,22 @@ INT4 = Form(codes="int4", group=32, has_offsets=True)
 INT8 = Form(codes="int8", group=32, has_offsets=False)
 SIGNED = Form(codes="int4", group=64, has_offsets=False)
 HALF = Form(codes="int8", group=16, has_offsets=True, scale_bits=8)
+SEXTETS = Form(codes="int8", group=32, has_offsets=False, scale_bits=16, has_six_bits=True)
+SEXTETS_OF_16 = Form(codes="int8", group=16, has_offsets=True, scale_bits=8, has_six_bits=True)
 INTEGERS = [form for form in FORMS if form.codes != "float8_e4m3fn"]
+SIX_BITS = [
+    replace(form, has_six_bits=True)
+    for form in INTEGERS
+    if form.codes == "int8" and form.scale_bits < 32
+]
+QUICK = (INT4, HALF, SIGNED, SEXTETS)
 EACH_FORM = [
     pytest.param(
-        form, id=str(form), marks=[] if form in (INT4, HALF, SIGNED) else [pytest.mark.slow]
+        form,
+        id=f"{form}{', six bits' * form.has_six_bits}",
+        marks=[] if form in QUICK else [pytest.mark.slow],
     )
-    for form in INTEGERS
+    for form in [*INTEGERS, *SIX_BITS]
 ]
 CPUS = ["", "haswell"]
 """This CPU, and one with AVX2 only."""
@@ -115,10 +126,12 @@ def test_the_largest_sums_have_the_bits_of_the_definition():
     """Sums of 8 and 16 bits would overflow first with codes and activations of one sign."""
     for cpu in CPUS:
         backend = backend_on(cpu)
-        for form in (INT4, SIGNED, INT8):
+        for form in (INT4, SIGNED, INT8, SEXTETS):
             rows = quantised(form, 64, 128)
             lowest = {"int8": -128, "int4": 0 if form.has_offsets else -8}[form.codes]
             highest = {"int8": 127, "int4": 15 if form.has_offsets else 7}[form.codes]
+            if form.has_six_bits:
+                lowest, highest = -32, 31
             rows.codes[:20], rows.codes[20:40], rows.codes[40:] = lowest, highest, rows.codes[40:]
             x = np.ones((6, 128), np.float32)
             x[1], x[2, ::2], x[3, 1::2] = -1, -1, -1
@@ -127,7 +140,7 @@ def test_the_largest_sums_have_the_bits_of_the_definition():
 
 
 def test_an_embedding_and_its_head_share_one_copy():
-    for form in (INT4, INT8, HALF):
+    for form in (INT4, INT8, HALF, SEXTETS, SEXTETS_OF_16):
         num_inputs = columns(form, 600)
         backend, rows = backend_on(""), quantised(form, 70, num_inputs)
         table = backend.load_embedding(rows.shape, in_blocks(rows, 33), form)
@@ -230,7 +243,7 @@ def test_instructions_of_other_cpus_have_the_bits_of_the_definition(
     monkeypatch.setattr(dots, "dot_of", lambda fmt, cpu: plain(fmt, other))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # kept kernels have other instructions
     backend: Any = load_backend("jit", config=EngineConfig(num_threads=1, activations="int8"))
-    for form in (INT4, INT8):
+    for form in (INT4, INT8, SEXTETS):
         rows, x = quantised(form, 70, 131), normal(14, 131)
         rows.codes[:8] = rows.codes.min()
         weight, wanted = loaded(backend, rows), integer_linear(x, rows)

@@ -137,6 +137,7 @@ def compare(
     """
     # Problems with the settings, or with B, are reported before A runs.
     workload.params()
+    _check_activations(a, b, isolate)
     for side in (a, b):
         load_backend(side.backend, side.dtype, _config(workload, side))
     recorded: dict[Spot, NDArray[Any]] = {}
@@ -162,6 +163,17 @@ def compare(
         first=comparison.first,
         tokens=tuple(comparison.token_parts(free, forced, workload.token_text)),
     )
+
+
+def _check_activations(a: Side, b: Side, isolate: bool) -> None:
+    """Raise `ConfigError` if rounded activations have no limits in this comparison."""
+    rounds = [side.settings.get("activations") == "int8" for side in (a, b)]
+    if any(rounds) and not (all(rounds) and isolate):
+        raise ConfigError(
+            "activations is 'int8' and has limits only with isolate and on both sides: a small "
+            "difference of two sides becomes another code, and so a large one (use --isolate "
+            "--set-a activations=int8 --set-b activations=int8)"
+        )
 
 
 def _run(

@@ -1,7 +1,8 @@
 """Multiply bytes by bytes, four inputs of an output at once, as a CPU can.
 
 A *dot* adds the products of four codes of an output and four numbers of a rounded row to a sum of
-32 bits. All are exact, so CPUs get equal sums in different ways. Codes of 4 bits are bytes 0 … 15.
+32 bits. All are exact, so CPUs get equal sums in different ways. Codes of 4 bits are bytes 0 … 15,
+and codes of 6 bits are bytes 0 … 63.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from llvmlite import ir
 from mie.ops_jit.compiler import Cpu
 from mie.ops_jit.kernels.formats import Format
 from mie.ops_jit.kernels.vectors import I8, I16, I32, call_machine, lanes, splat, splat_like
+from mie.ops_jit.layout import SEXTET_BIAS
 
 SIGNED_NIBBLE_BIAS, SIGNED_BYTE_BIAS = 8, 128
 
@@ -44,8 +46,10 @@ AVX2_WIDTHS = (2, 2, 2, 2, *(1,) * 6)
 
 def dot_of(fmt: Format, cpu: Cpu) -> Dot:
     """Return how a CPU multiplies the codes of a format."""
-    is_byte = fmt.inputs == 4
+    is_byte = fmt.inputs == 4 and not fmt.has_sextets
     bias = 0 if is_byte or fmt.is_in_place else SIGNED_NIBBLE_BIAS
+    if fmt.has_sextets:
+        bias = 0 if fmt.headers > 1 else SEXTET_BIAS
     if cpu.architecture == "aarch64":
         if cpu.has("dotprod"):
             return Dot(4, (4, 4, 2, 2, 2, 2), _sdot, bias=bias)
@@ -57,6 +61,8 @@ def dot_of(fmt: Format, cpu: Cpu) -> Dot:
         return Dot(8, AVX2_WIDTHS, _vpdpbusd, bias=bias)
     if is_byte:
         return Dot(8, AVX2_WIDTHS, _signed_pairs)
+    if fmt.has_sextets:
+        return Dot(8, AVX2_WIDTHS, _joined_pairs, bias=bias)
     return Dot(8, AVX2_WIDTHS, _pairs, _end_pairs, bias)
 
 
@@ -90,6 +96,11 @@ def _pairs(b: ir.IRBuilder, total: ir.Value, codes: ir.Value, numbers: ir.Value)
 
 def _end_pairs(b: ir.IRBuilder, total: ir.Value, first: ir.Value) -> ir.Value:
     return b.add(_joined(b, _as(b, total, I16)), first)
+
+
+def _joined_pairs(b: ir.IRBuilder, total: ir.Value, codes: ir.Value, numbers: ir.Value) -> ir.Value:
+    """Add up in 32 bits, because 16 bits hold two pairs of six bits only."""
+    return b.add(total, _joined(b, _products(b, codes, numbers)))
 
 
 def _signed_pairs(b: ir.IRBuilder, total: ir.Value, codes: ir.Value, numbers: ir.Value) -> ir.Value:

@@ -6,7 +6,8 @@ float32 or float16. Two groups of float16 scales without offsets are together: t
 then their codes. Where scales have units, all groups of a unit are together: 16 units, perhaps the
 units of the offsets, the 16 scales of each group in bytes, perhaps the offsets, and then the codes.
 Codes of "int4" are the nibbles of
-words, a word for eight inputs of an output. Signed ones are shifted to the high end of the word,
+words, a word for eight inputs of an output, and `layout.INPUTS_OF_SEXTETS` describes words of codes
+of six bits. Signed codes of "int4" are shifted to the high end of the word,
 one after the other, and are masked and converted there, where the word's sign is the code's, and so
 they are 2**28 times as large. Unsigned ones are converted where they are in the word, up to 2**24
 times as large. Exact products divide the scale by that.
@@ -30,6 +31,7 @@ from mie.ops_jit.kernels.vectors import (
     I8,
     I16,
     I32,
+    I64,
     VECTOR,
     Emitted,
     call,
@@ -44,7 +46,16 @@ from mie.ops_jit.kernels.vectors import (
     splat_like,
     vector,
 )
-from mie.ops_jit.layout import BYTES_OF_WORD, INPUTS_OF_WORD, format_name, inputs_together
+from mie.ops_jit.layout import (
+    BYTES_OF_WORD,
+    INPUTS_OF_SEXTETS,
+    INPUTS_OF_WORD,
+    LANES,
+    SEXTET_BIAS,
+    SEXTET_WORDS,
+    format_name,
+    inputs_together,
+)
 
 Widen = Callable[[ir.IRBuilder, ir.Value], ir.Value]
 
@@ -63,6 +74,15 @@ def _int8(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
 
 def _highest_byte(b: ir.IRBuilder, words: ir.Value) -> ir.Value:
     return _int32(b, b.ashr(words, splat_like(words, I32, 24)))
+
+
+def _high_sextet(b: ir.IRBuilder, words: ir.Value) -> ir.Value:
+    return _int32(b, b.lshr(words, splat_like(words, I32, 24)))
+
+
+def _high_signed_sextet(b: ir.IRBuilder, words: ir.Value) -> ir.Value:
+    codes = b.lshr(words, splat_like(words, I32, 24))
+    return _int32(b, b.sub(codes, splat_like(codes, I32, SEXTET_BIAS)))
 
 
 def _after_byte(b: ir.IRBuilder, words: ir.Value) -> ir.Value:
@@ -167,6 +187,8 @@ class Format:
     """Shift the next codes of words to where ``widen`` reads them, if they are signed."""
     inputs: int = 1
     """The inputs of a load."""
+    has_sextets: bool = False
+    """Whether words hold codes of six bits. They are bytes after the load."""
 
     @property
     def is_in_place(self) -> bool:
@@ -211,12 +233,42 @@ class Format:
     @property
     def code_bytes(self) -> int:
         """The codes of a group of a panel."""
-        return 16 * self.itemsize * self.group // self.inputs
+        return self.load_bytes * self.group // self.inputs_of_load
 
     @property
     def bytes_together(self) -> int:
         """The size of the groups of a panel that are together."""
         return self.header_bytes + self.code_bytes * (self.together // self.group)
+
+    @property
+    def load_bytes(self) -> int:
+        """The bytes from load to load, where panels are contiguous."""
+        return LANES * self.itemsize * self.words
+
+    @property
+    def words(self) -> int:
+        """The number of elements of an output that are loaded together."""
+        return SEXTET_WORDS if self.has_sextets else 1
+
+    @property
+    def inputs_of_load(self) -> int:
+        """The number of inputs that are loaded together."""
+        return INPUTS_OF_SEXTETS if self.has_sextets else self.inputs
+
+    def load(self, b: ir.IRBuilder, address: ir.Value, count: int) -> ir.Value:
+        """Return elements of ``count`` outputs."""
+        own = load_lanes(b, address, self.element, count)
+        return b.and_(own, splat_like(own, I32, 0x3F3F3F3F)) if self.has_sextets else own
+
+    def load_last(self, b: ir.IRBuilder, address: ir.Value, count: int) -> ir.Value:
+        """Return the codes of six bits that share three words. The first is at the address."""
+        last = None
+        for number in range(SEXTET_WORDS):
+            word = load_lanes(b, b.add(address, I64(64 * number)), I32, count)
+            word = b.lshr(word, splat_like(word, I32, 6 - 2 * number))
+            word = b.and_(word, splat_like(word, I32, 0x03030303 << 2 * number))
+            last = word if last is None else b.or_(last, word)
+        return last
 
     def loader(self) -> Any:
         """Return a function for kernels: an address to 16 numbers."""
@@ -262,15 +314,30 @@ def weights_of(b: ir.IRBuilder, codes: ir.Value, header: Sequence[ir.Value]) -> 
 
 
 def _quantised(
-    codes: Codes, group: int, has_offsets: bool, scale_bits: ScaleBits, in_words: bool = False
+    codes: Codes,
+    group: int,
+    has_offsets: bool,
+    scale_bits: ScaleBits,
+    in_words: bool = False,
+    has_six_bits: bool = False,
 ) -> Format:
     """Return the format of a quantised matrix."""
-    form = Form(codes=codes, group=group, has_offsets=has_offsets, scale_bits=scale_bits)
+    form = Form(
+        codes=codes,
+        group=group,
+        has_offsets=has_offsets,
+        scale_bits=scale_bits,
+        has_six_bits=has_six_bits,
+    )
     name, headers = format_name(form, in_words), 1 + has_offsets
     sizes = {"group": group, "together": inputs_together(form), "headers": headers}
     sizes["scale_bits"] = scale_bits
     if in_words:
-        return Format(name, I32, 4, _highest_byte, after=_after_byte, inputs=BYTES_OF_WORD, **sizes)
+        widen = _highest_byte
+        if has_six_bits:
+            sizes["has_sextets"] = has_six_bits
+            widen = _high_sextet if has_offsets else _high_signed_sextet
+        return Format(name, I32, 4, widen, after=_after_byte, inputs=BYTES_OF_WORD, **sizes)
     if codes != "int4":
         return Format(name, I8, 1, _int8 if codes == "int8" else _fp8, **sizes)
     widen, after = (_int32, None) if has_offsets else (_highest, _after_highest)
@@ -297,5 +364,6 @@ FORMATS = {
         *(_quantised("int4", *each) for each in _INTEGERS),
         *(_quantised("int8", *each) for each in _INTEGERS),
         *(_quantised("int8", *each, in_words=True) for each in _INTEGERS),
+        *(_quantised("int8", *each, in_words=True, has_six_bits=True) for each in _INTEGERS),
     )
 }

@@ -41,7 +41,6 @@ from mie.ops_jit.kernels.vectors import (
     int64,
     kernel_function,
     lanes,
-    load_lanes,
     plain,
     pointer,
     splat,
@@ -67,18 +66,18 @@ def _emit_tile(
     firsts = [b.add(lane, I64(dot.lanes * c)) for c in range(width)]
     columns = Columns([w], firsts, dot.lanes)
     row_places = places_of_rows(b, x_stride, rows, width)
-    segment_bytes, num_words = 4 * segment_words(fmt.segment), fmt.segment // fmt.inputs
+    segment_bytes = 4 * segment_words(fmt.segment)
+    num_steps = fmt.segment // fmt.inputs_of_load
     signs = dot.bias * (0x01010101 if fmt.inputs == 4 else 0x11111111)
+    signs *= not fmt.has_sextets  # which are stored with the bias
     zeros = splat(I32, 0, dot.lanes)
 
     def everywhere(place: ir.Value, at: int, kind: ir.Type) -> ir.Value:
         number = b.load(pointer(b, b.add(place, I64(at)), kind), align=4)
         return broadcast(b, number, dot.lanes)
 
-    def dots(codes: Vectors, places: Vectors, sums: Vectors) -> Vectors:
+    def dots(own: Vectors, places: Vectors, sums: Vectors) -> Vectors:
         """Add the products of one word of each output."""
-        at = columns.places(b, codes, 4)
-        own = [load_lanes(b, each, I32, dot.lanes) for each in at]
         if signs:
             own = [b.xor(each, splat_like(each, I32, signs)) for each in own]
         for half in range(fmt.inputs // 4):
@@ -90,6 +89,14 @@ def _emit_tile(
             ]
         return sums
 
+    def over(count: int, step: Callable[[ir.Value, Vectors], Vectors], sums: Vectors) -> Vectors:
+        """Return the sums after ``count`` steps."""
+        if not dot.unrolls and count > 1:
+            return loop(b, I64(count), step, sums)
+        for number in range(count):
+            sums = step(I64(number), sums)
+        return sums
+
     def segment(codes: Vectors, headers: Any, index: ir.Value, state: Vectors) -> Vectors:
         base = b.add(x, b.mul(index, I64(segment_bytes)))
         places = [*row_places(base)]
@@ -97,19 +104,28 @@ def _emit_tile(
         first_sums = firsts if dot.end is None else [zeros] * rows
         sums: Vectors = [each for each in first_sums for _ in range(width)]
 
-        def step(number: ir.Value, sums: Vectors) -> Vectors:
-            at = b.mul(number, I64(fmt.inputs))
+        def rows_at(at: ir.Value) -> Vectors:
             if dot.unrolls:
-                own = [b.add(each, at) for each in places]
-            else:
-                own = [*row_places(b.add(base, at))]
-            return dots([b.add(each, b.shl(number, I64(6))) for each in codes], own, sums)
+                return [b.add(each, at) for each in places]
+            return [*row_places(b.add(base, at))]
 
-        if dot.unrolls:
-            for number in range(num_words):
-                sums = step(I64(number), sums)
-        else:
-            sums = loop(b, I64(num_words), step, sums)
+        def step(number: ir.Value, sums: Vectors) -> Vectors:
+            """Use the words of codes that are loaded together."""
+            first = b.mul(number, I64(fmt.inputs_of_load))
+            words = [b.add(each, b.mul(number, I64(fmt.load_bytes))) for each in codes]
+            at = columns.places(b, words, 4)
+
+            def word(i: ir.Value, sums: Vectors) -> Vectors:
+                own = [fmt.load(b, b.add(each, b.shl(i, I64(6))), dot.lanes) for each in at]
+                return dots(own, rows_at(b.add(first, b.mul(i, I64(fmt.inputs)))), sums)
+
+            sums = over(fmt.words, word, sums)
+            if not fmt.has_sextets:
+                return sums
+            own = [fmt.load_last(b, each, dot.lanes) for each in at]
+            return dots(own, rows_at(b.add(first, I64(fmt.inputs * fmt.words))), sums)
+
+        sums = over(num_steps, step, sums)
         loaded = [[load() for load in each] for each in headers]
         totals = []
         for r, place in enumerate(places):

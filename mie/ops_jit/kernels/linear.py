@@ -41,7 +41,7 @@ def group_product(fmt: Format, few: int) -> Callable[..., None]:
     the address ``sums``. Quantised weights for many rows are widened once, to the address
     ``widened``.
     """
-    group, group_bytes, load_bytes = fmt.together, fmt.bytes_together, 16 * fmt.itemsize
+    group, group_bytes, load_bytes = fmt.together, fmt.bytes_together, fmt.load_bytes
     most = few if fmt.headers else BLOCK_ROWS
     widen = widener(fmt)
 

@@ -83,22 +83,35 @@ def over_inputs(
 
         def step(i: ir.Value, state: Vectors) -> Vectors:
             own = [b.add(each, b.mul(i, stride)) for each in codes]
-            prefetch(b, own, ahead)
+            prefetch(b, own, ahead, fmt.words)
             at = columns.places(b, own, fmt.itemsize)
-            loaded = [load_lanes(b, each, fmt.element, columns.lanes) for each in at]
             if fmt.after is None:
+                loaded = [fmt.load(b, each, columns.lanes) for each in at]
                 return use(b.add(begin, i), widened(loaded), state)
             after, count = fmt.after, len(state)
-            first = b.mul(i, I64(fmt.inputs))
 
-            def step_of_words(j: ir.Value, both: Vectors) -> Vectors:
-                words, k = both[count:], b.add(begin, b.add(first, j))
-                return [*use(k, widened(words), both[:count]), *(after(b, each) for each in words)]
+            def over_word(first: ir.Value, loaded: Vectors, state: Vectors) -> Vectors:
+                """Go over the inputs of a word of each output, from ``first`` on."""
 
-            left = least(b, b.sub(number, first), I64(fmt.inputs))
-            return loop(b, left, step_of_words, [*state, *loaded])[:count]
+                def step_of_words(j: ir.Value, both: Vectors) -> Vectors:
+                    words, k = both[count:], b.add(begin, b.add(first, j))
+                    shifted = [after(b, each) for each in words]
+                    return [*use(k, widened(words), both[:count]), *shifted]
 
-        return loop(b, ceil_div(b, number, fmt.inputs), step, state)
+                left = least(b, b.sub(number, first), I64(fmt.inputs))
+                return loop(b, left, step_of_words, [*state, *loaded])[:count]
+
+            first = b.mul(i, I64(fmt.inputs_of_load))
+            for word in range(fmt.words):
+                places = [b.add(opaque(b, each), I64(64 * word)) if word else each for each in at]
+                loaded = [fmt.load(b, each, columns.lanes) for each in places]
+                state = over_word(b.add(first, I64(fmt.inputs * word)), loaded, state)
+            if fmt.has_sextets:
+                loaded = [fmt.load_last(b, opaque(b, each), columns.lanes) for each in at]
+                state = over_word(b.add(first, I64(fmt.inputs * fmt.words)), loaded, state)
+            return state
+
+        return loop(b, ceil_div(b, number, fmt.inputs_of_load), step, state)
 
     if not fmt.headers:
         none = [()] * (len(columns.panels) * len(columns.firsts))
@@ -159,7 +172,7 @@ def widener(fmt: Format) -> Any:
                 b.store(weights[0], pointer(b, b.add(out, b.shl(k, I64(6))), VECTOR), align=4)
                 return state
 
-            stride = I64(LANES * fmt.itemsize)
+            stride = I64(fmt.load_bytes)
             over_inputs(b, fmt, Columns([panel]), stride, ahead, count, [], use)
 
         return plain(types.void, [int64] * 4, emit)

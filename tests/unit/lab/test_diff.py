@@ -18,6 +18,7 @@ from tables import quick_third
 from tiny_models import TINY, TinyModel
 
 import mie.lab.diff.compare
+from mie.errors import ConfigError
 from mie.lab.diff.compare import DiffWorkload, compare
 from mie.lab.diff.recording import OPERATORS, RecordingBackend, Spot
 from mie.lab.diff.report import DiffReport, Side
@@ -243,6 +244,17 @@ def test_a_quantised_cache_on_one_side_is_noticed_and_allowed(tiny: dict[str, Ti
     same = compare(workload(tiny["llama"]), int8, int8)
     assert {row.max_abs for row in same.rows} == {0}
     assert report.as_json()["b"]["settings"] == {"kv_cache_dtype": "int8"}
+
+
+@pytest.mark.parametrize(
+    ("both", "isolate"), [(False, False), (False, True), (True, False)], ids=str
+)
+def test_rounded_activations_are_refused_where_they_have_no_limits(
+    both: bool, isolate: bool, tiny: dict[str, TinyModel]
+):
+    int8 = replace(JIT, settings={"activations": "int8"})
+    with pytest.raises(ConfigError, match="only with isolate and on both sides"):
+        compare(workload(tiny["llama"]), int8 if both else F32, int8, isolate=isolate)
 
 
 # Tokens.

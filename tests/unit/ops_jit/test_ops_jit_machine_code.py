@@ -144,7 +144,10 @@ DOTS = {
     "Armv8.0": (Cpu(ARM, "cortex-a72", ""), r"\smla\s+v|\smul\s+v"),
 }
 """Kinds of CPUs that multiply bytes, and the instructions with which they do."""
-INTEGERS = ("int4-g32-offsets", "int8-g16-units-words", "int4-g128", "int8-g32-offsets-words")
+INTEGERS = (
+    *("int4-g32-offsets", "int8-g16-units-words", "int4-g128", "int8-g32-offsets-words"),
+    *("int8-g32-halves-sextets", "int8-g16-units-sextets"),
+)
 
 
 @pytest.mark.few
