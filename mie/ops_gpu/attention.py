@@ -303,8 +303,9 @@ class PagedAttention:
             )
             for is_wide in (True, False)
         )
-        rows = call.batch.max_prefill_queries * call.group
-        num_blocks = ceil_div(rows, wide.rows) * call.batch.prefills.size * call.num_kv_heads
+        # A captured step allows for any chunk to have all tokens, of which there are no more.
+        num_tokens = call.q.shape[0] - call.batch.decodes.size
+        num_blocks = ceil_div(num_tokens * call.group, wide.rows) * call.num_kv_heads
         resident = self._chip.resident_blocks(wide.shared_bytes, 2)
         fits = resident == 2 * self._chip.num_multiprocessors
         return wide if fits and 2 * num_blocks > resident else narrow

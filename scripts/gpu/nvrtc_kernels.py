@@ -254,6 +254,10 @@ SPILLS = {
     "few_rows.cu few_rows_qkv<f16, nibbles, 32, true, 8, 2, true, true>": 64,
     "few_rows.cu few_rows_linear<f16, nibbles, 16, true, 32, 4, true, true>": 72,
     "paged_prefill_mma.cu paged_prefill_mma<bf16, 256, 1, bf16, true>": 8,
+    "paged_prefill_mma.cu paged_prefill_mma<f16, 80, 2>": 16,
+    "paged_prefill_mma.cu paged_prefill_mma<bf16, 80, 2>": 16,
+    "paged_decode_stream.cu paged_decode_stream<f16, 64, 2, 4, 8, int8>": 8,
+    "paged_decode_stream.cu paged_decode_stream<f16, 64, 2, 4, 8, e4m3>": 8,
     # Only chips with 228 KB of shared memory run these: of the targets, sm_90.
     "paged_prefill_mma.cu paged_prefill_mma<f16, 128, 2>": 64,
     "paged_prefill_mma.cu paged_prefill_mma<bf16, 128, 2>": 64,
