@@ -253,6 +253,10 @@ SPILLS = {
     "few_rows.cu few_rows_gated<f16, nibbles, 32, true, 8, 2, true, true>": 32,
     "few_rows.cu few_rows_qkv<f16, nibbles, 32, true, 8, 2, true, true>": 64,
     "few_rows.cu few_rows_linear<f16, nibbles, 16, true, 32, 4, true, true>": 72,
+    "few_rows.cu few_rows_linear<f16, nibbles, 16, true, 32, 1, true, true>": 32,
+    "few_rows.cu few_rows_linear<f16, nibbles, 32, true, 8, 2, true, true>": 32,
+    "few_rows.cu few_rows_qkv<f16, int8, 32, false, 32, 2, true, true>": 68,
+    "few_rows.cu few_rows_qkv<bf16, int8, 32, false, 32, 2, true, true>": 8,
     "paged_prefill_mma.cu paged_prefill_mma<bf16, 256, 1, bf16, true>": 8,
     "paged_prefill_mma.cu paged_prefill_mma<f16, 80, 2>": 16,
     "paged_prefill_mma.cu paged_prefill_mma<bf16, 80, 2>": 16,
@@ -270,7 +274,7 @@ SPILLS = {
 }
 """The most bytes of registers that kernels spill on some target. All others spill nothing.
 
-Kernels of few rows spill on sm_120 only. With 9 to 16 rows a thread has 128 registers, so that two
+Kernels of few rows spill on sm_120 and sm_90 only. With 9 to 16 rows a thread has 128 registers, so that two
 blocks fit a multiprocessor, and with 32 rows 255.
 `wide_linear` has up to 255, too, and spills on sm_120 only.
 """
