@@ -274,7 +274,7 @@ SPILLS = {
 }
 """The most bytes of registers that kernels spill on some target. All others spill nothing.
 
-Kernels of few rows spill on sm_120 and sm_90 only. With 9 to 16 rows a thread has 128 registers, so that two
-blocks fit a multiprocessor, and with 32 rows 255.
+Kernels of few rows spill on sm_120 and sm_90 only. With 9 to 16 rows a thread has 128 registers, so
+that two blocks fit a multiprocessor, and with 32 rows 255.
 `wide_linear` has up to 255, too, and spills on sm_120 only.
 """
