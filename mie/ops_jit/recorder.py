@@ -74,6 +74,7 @@ class Recorder:
         """Return the logits [R, V] of a step. The first step is recorded, and later ones replay."""
         batch = batch.with_tokens()
         if self.enforce_eager:
+            self.header.set_adapters(batch)  # products come before the first operator with a batch
             logits: Floats = forward(batch)
             return logits
         program, result = self._program_of(forward, batch)

@@ -42,10 +42,7 @@ class StepHeader:
         if batch.slots is not None and batch.fresh is not None:
             self.point(layout.STATE_SLOTS, batch.slots)
             self.point(layout.FRESH, batch.fresh.astype(np.int64))
-        if batch.adapters is not None:
-            pairs = pairs_of(batch.adapters)
-            self.words[layout.NUM_ADAPTED] = len(pairs)
-            self.point(layout.ADAPTED, pairs)
+        self.set_adapters(batch)
         items, merges, num_partials = attention_items(batch, num_heads // num_kv_heads)
         self.words[layout.NUM_ITEMS], self.words[layout.NUM_MERGES] = len(items), len(merges)
         self.point(layout.ITEMS, items)
@@ -54,6 +51,13 @@ class StepHeader:
         if size > self._partials.size:
             self._partials = zeros((size,), np.float32)
         self.words[layout.PARTIALS] = address(self._partials)
+
+    def set_adapters(self, batch: StepBatch) -> None:
+        """Describe the adapters of a step's tokens."""
+        if batch.adapters is not None:
+            pairs = pairs_of(batch.adapters)
+            self.words[layout.NUM_ADAPTED] = len(pairs)
+            self.point(layout.ADAPTED, pairs)
 
 
 def pairs_of(adapters: Ints) -> NDArray[np.int64]:

@@ -2,7 +2,8 @@
 
 Random loads go through the real engine: in chunks, with prefix hits, forks, drafts, and preempted
 by recompute and by swap. On jit, the tokens and their log-probabilities equal the request alone,
-bit for bit. On NumPy in float64, the tokens equal the oracle's for the merged weights W + s B A.
+operator by operator, bit for bit. On NumPy in float64, the tokens equal the oracle's for the merged
+weights W + s B A.
 """
 
 from collections import Counter
@@ -152,7 +153,8 @@ def check_bits(tiny: dict[str, Tiny], load: dict[str, Any]) -> None:
     together = run_together(model.engine("jit", **load["config"]), load)
     if model.alone is None:
         sizes = {"block_size": 4, "num_blocks": 60, "max_model_len": 28, "num_threads": 1}
-        model.alone = model.engine("jit", enable_prefix_caching=False, **sizes)
+        how = {"enable_prefix_caching": False, "enforce_eager": True}
+        model.alone = model.engine("jit", **how, **sizes)
     for number, (prompt, params, slot, _) in enumerate(load["requests"]):
         request = start(model.alone, number, prompt, params, slot)
         run_to_end(model.alone)

@@ -67,6 +67,23 @@ def test_each_prompt_of_a_call_may_have_its_own_adapter(folder: Path) -> None:
     assert alone[0] == generate(llm_of(folder, enable_lora=False), None)[0]
 
 
+@needs_numba
+def test_a_step_without_a_recording_has_the_adapters_of_its_tokens(folder: Path) -> None:
+    params = SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=0)
+    loras = [lora(folder, 1), None, lora(folder, 2), None]
+    recorded, eager = (
+        [
+            output.prompt_logprobs
+            for own in loras  # one after another, so that each step follows another adapter's
+            for output in llm.generate(PROMPT, params, False, lora_request=own)
+        ]
+        for llm in (
+            llm_of(folder, backend="jit", max_loras=2, enforce_eager=each) for each in (False, True)
+        )
+    )
+    assert eager == recorded
+
+
 def test_an_output_names_its_adapter(folder: Path) -> None:
     own = lora(folder, 1)
     outputs = llm_of(folder).generate([PROMPT] * 2, PARAMS, False, lora_request=[own, None])
