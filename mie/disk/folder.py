@@ -83,7 +83,7 @@ def read_shelf(path: Path) -> Shelf | None:
         try:
             about = segment.stat()
             entries.update({entry.key: entry for entry in read_index(segment)})
-        except (OSError, Damaged, ValueError, TypeError, IndexError) as error:
+        except (OSError, Damaged) as error:
             damaged.append(f"{segment.name}: {error}")
             continue
         sizes.append(about.st_size)

@@ -13,6 +13,7 @@ used.
 from __future__ import annotations
 
 import json
+import operator
 import os
 import struct
 from collections.abc import Iterable
@@ -117,7 +118,13 @@ def read_index(path: Path) -> list[Entry]:
         index = file.read(length)
     if checksum(index) != expected:
         raise Damaged("the checksum of the index differs")
-    return [_from_json(path, fields) for fields in json.loads(index)]
+    try:
+        entries = [_from_json(path, fields) for fields in json.loads(index)]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Damaged(f"the index is no list of blocks: {error}") from error
+    if not all(0 <= each.offset <= each.offset + each.size <= at for each in entries):
+        raise Damaged("the index has a block outside the file")
+    return entries
 
 
 def read_block(entry: Entry) -> bytes:
@@ -151,6 +158,7 @@ def _as_json(entry: Entry) -> list[Any]:
 
 
 def _from_json(path: Path, fields: list[Any]) -> Entry:
-    key, part, parent, expected, offset, size, position, *token_ids = fields
+    key, part, parent, expected, *numbers = fields
+    offset, size, position, *token_ids = map(operator.index, numbers)
     names = bytes.fromhex(key), part, bytes.fromhex(parent), position, tuple(token_ids)
     return Entry(path, *names, offset, size, bytes.fromhex(expected))

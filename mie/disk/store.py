@@ -171,7 +171,7 @@ class BlockStore:
             entries = read_index(path)
         except FileNotFoundError:
             return
-        except (OSError, Damaged, ValueError, TypeError, IndexError) as error:
+        except (OSError, Damaged) as error:
             self.stats.num_damaged += 1
             logger.warning("the segment %s is not used: %s", path, error)
             return

@@ -94,8 +94,9 @@ class _Check:
 
     def _difference(self, entry: Entry, stored: bytes, computed: bytes) -> Difference:
         different = [i for i, (a, b) in enumerate(zip(stored, computed, strict=True)) if a != b]
-        num_layers = self._shelf.facts["num_layers"]
-        layer = different[0] * num_layers // len(stored) if entry.part == "block" else None
+        num_layers, layer = self._shelf.facts.get("num_layers"), None
+        if entry.part == "block" and num_layers is not None:
+            layer = different[0] * num_layers // len(stored)
         return Difference(
             part=entry.part,
             position=entry.position,
@@ -123,7 +124,8 @@ def check(shelf: Shelf, args: EngineArgs, fraction: float = 1.0, seed: int = 0) 
         checks.append(_Check(shelf, keys))
         return checks[0]
 
-    settings = LoadSettings.of(replace(args, block_size=shelf.facts["block_size"]))
+    block_size = shelf.facts.get("block_size", args.block_size)
+    settings = LoadSettings.of(replace(args, block_size=block_size))
     directory = locate_model(args.model)
     engine = load_engine(directory, settings, use_tqdm=False, new_store=new_store)
     for path in chosen:

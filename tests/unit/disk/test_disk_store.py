@@ -1,11 +1,14 @@
 """Test the store of blocks: other processes, full disks, damaged files, and the limit of bytes."""
 
 import errno
+import json
 import logging
 import os
 import stat
+import struct
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from audit import writer_of
@@ -16,7 +19,16 @@ from mie.base.cache_dir import CacheError
 from mie.disk import store as store_module
 from mie.disk.folder import remove_shelf, shelves
 from mie.disk.identity import Identity, child
-from mie.disk.segment import MAGIC, SUFFIX, Block, Damaged, read_block, read_index, write_segment
+from mie.disk.segment import (
+    MAGIC,
+    SUFFIX,
+    Block,
+    Damaged,
+    checksum,
+    read_block,
+    read_index,
+    write_segment,
+)
 from mie.disk.store import BlockStore
 
 IDENTITY = Identity(
@@ -184,6 +196,33 @@ def test_a_torn_segment_is_refused(tmp_path: Path, size: int):
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(Damaged):
         read_index(path)
+
+
+FOOTER = struct.Struct("<QQ16s8s8x")
+HEX: list[Any] = ["00", "block", "00", "00"]
+INDICES: list[Any] = [
+    *(7, [[]], [{"a": 1}], [HEX]),
+    *([[*HEX, 8, 101, 0, 1]], [[*HEX, 8, 10**30, 0, 1]], [[*HEX, -1, 9, 0, 1]]),
+    *([[*HEX, 50, -1, 0, 1]], [[*HEX, 8, 2.5, 0, 1]], [[*HEX, 8, 9, 0, [1]]]),
+]
+
+
+@pytest.mark.parametrize("index", [b"[" * 200_000, *(json.dumps(x).encode() for x in INDICES)])
+def test_an_index_with_a_right_checksum_and_wrong_places_is_refused(tmp_path: Path, index: bytes):
+    store = open_store(tmp_path)
+    write(store, [1, 2])
+    store.close()
+    (path,) = tmp_path.rglob(f"*{SUFFIX}")
+    data = path.read_bytes()
+    at, *_ = FOOTER.unpack(data[-FOOTER.size :])
+    path.write_bytes(data[:at] + index + FOOTER.pack(at, len(index), checksum(index), MAGIC))
+    with pytest.raises(Damaged, match="the index"):
+        read_index(path)
+    store = open_store(tmp_path)
+    assert contents(store, [1, 2]) == []
+    store.close()
+    (shelf,) = shelves(tmp_path)
+    assert len(shelf.damaged) == 1
 
 
 def test_a_newer_format_is_refused_by_its_number(tmp_path: Path):

@@ -103,6 +103,16 @@ def test_a_damaged_block_is_counted_apart(tmp_path: Path):
     assert verdict.num_equal == len(shelf.entries) - 1
 
 
+def test_blocks_are_compared_without_the_facts_of_their_folder(tmp_path: Path):
+    shelf = fill("qwen3_tied", tmp_path)
+    rewrite(shelf, shelf.blocks[0].key, bytes(shelf.blocks[0].size))
+    (shelf,) = shelves(tmp_path)
+    (found,) = check(replace(shelf, facts={}), args_of("qwen3_tied")).differences
+    assert found.layer is None
+    with pytest.raises(ConfigError, match="block_size is None, not 8"):
+        check(replace(shelf, facts={}), args_of("qwen3_tied", block_size=8))
+
+
 def test_a_fraction_is_a_part_of_the_paths(tmp_path: Path):
     shelf = fill("qwen3_tied", tmp_path)
     assert len(shelf.paths) == 3
