@@ -173,14 +173,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     It keeps the cases that together have each value of each parameter, but the rare ones, and marks
     the others slow. Of a test of CUDA kernels it keeps one case that is not rare. The name of the
-    test chooses the case, so that all tests together have each value often.
+    test chooses the case, so that all tests together have each value often. A test without
+    parameters stays.
     """
     tests: dict[object, dict[pytest.Item, set[tuple[str, str]]]] = {}
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
         folder = item.path.parent.name
         builds = "mode" in params or folder == "jit" or (folder == "kernels" and "dtype" in params)
-        is_reduced = builds or item.get_closest_marker("few")
+        is_reduced = params and (builds or item.get_closest_marker("few"))
         if is_reduced and isinstance(item, pytest.Function) and not item.get_closest_marker("slow"):
             values = {(name, repr(value)) for name, value in params.items()}
             tests.setdefault(item.function, {})[item] = values

@@ -135,6 +135,7 @@ def test_attention_sees_the_numbers_of_the_definition(head_dim: int, block_size:
         np.testing.assert_allclose(got, wanted, rtol=0, atol=5e-6)
 
 
+@pytest.mark.slow
 def test_a_chunk_attends_like_decodes_bit_for_bit():
     """The parts of a long decode are merged like the parts of a chunk."""
     block_size, head_dim, length = 16, 64, 1100

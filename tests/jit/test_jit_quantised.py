@@ -136,6 +136,7 @@ def test_neighbours_of_one_form_are_one_segment():
     assert panels.shape == (80, 65)
 
 
+@pytest.mark.slow
 def test_weights_can_be_widened_at_load():
     rows, x = quantised(INT4, 70, 100), normal(9, 100)
     wide = load_backend("jit", config=EngineConfig(num_threads=1, weight_dtype="float32"))
