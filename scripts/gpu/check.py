@@ -1,13 +1,14 @@
 """Check and measure the GPU path on a machine with a GPU, in less than nine minutes.
 
     scripts/gpu_check --output DIR [--commit HASH] [--seconds 530] [--only PART ...]
+    scripts/gpu_check --seconds 3600   on a machine with a slower CPU, such as a Jetson
     scripts/gpu_check --dry-run        run every part on the emulator, tiny
 
-Each part runs in its own processes with a time limit. A part that the total leaves no time for is
-skipped by name. After every part, DIR holds all results so far: gpu_check.json, and gpu_check.md, a
-page for docs/gpu/. The output of the processes is in gpu_check.log. The benchmarks add bench.json
-and bench.md, arrivals.json and arrivals.md. The script needs mie's dependencies, CuPy and pytest.
-It imports mie from this checkout.
+Each part runs in its own processes. Its time limit grows with the seconds for all. A part that
+the total leaves no time for is skipped by name. After every part, DIR holds all results so far:
+gpu_check.json, and gpu_check.md, a page for docs/gpu/. The output of the processes is in
+gpu_check.log. The benchmarks add bench.json and bench.md, arrivals.json and arrivals.md. The script
+needs mie's dependencies, CuPy and pytest. It imports mie from this checkout.
 
 Exit codes: 0 if nothing failed, 1 if a part failed, 2 without CuPy or a device.
 """
@@ -37,13 +38,14 @@ MIN_SECONDS = 5.0
 def check(run: Run, names: Sequence[str], seconds: float, state: dict[str, Any]) -> int:
     """Run the parts in order, write the results after each, and return the exit code."""
     end, parts = time.monotonic() + seconds, []
+    times = max(1.0, seconds / TOTAL_SECONDS)
     for name in names:
         part, limit = PARTS[name]
         start = time.monotonic()
         kept = 0.0
         if "benchmark" in names and name not in ("environment", "benchmark"):
-            kept = min(BENCHMARK_SECONDS, seconds / 2)
-        outcome = run_part(part, run, min(limit, end - kept - start))
+            kept = min(times * BENCHMARK_SECONDS, seconds / 2)
+        outcome = run_part(part, run, min(times * limit, end - kept - start))
         parts.append({"name": name, "seconds": time.monotonic() - start, **asdict(outcome)})
         print(f"{name}: {outcome.status} {outcome.reason}".rstrip(), flush=True)
         if name == "environment":

@@ -12,11 +12,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gpu.run import SCRIPTS, Outcome, Run, how_it_ended
-from mie.base.resources import usable_cpus
+from gpu.run import SCRIPTS, Done, Outcome, Run, how_it_ended
+from mie.base.resources import available_bytes, usable_cpus
 
 MOST_WORKERS = 14
 """Maximum number of processes of tests. NVRTC takes most of their time."""
+WORKER_BYTES = 3 << 29
+"""Memory for each process of tests, with its CUDA context. A Jetson has 8 GB for both. Assumed."""
 KERNEL_TESTS = (
     *("kernels", "few_rows", "quantised_products", "sampling", "cublas", "graphs"),
     *("int4_kernels", "adapter_kernels", "lora_engines"),
@@ -39,6 +41,8 @@ def environment(run: Run, seconds: float) -> Outcome:
         return Outcome(status="failed", reason=done.last_line)
     details = json.loads(done.last_line)
     details["nvidia_smi"] = nvidia_smi(run)
+    if shutil.which("nvpmodel"):  # a Jetson, whose power mode sets the clocks of its memory
+        details["power_mode"] = one_line(run.execute(["nvpmodel", "-q"], 20))
     return Outcome(status="passed", details=details)
 
 
@@ -46,7 +50,11 @@ def nvidia_smi(run: Run) -> str:
     """Return clocks and more as one line, or a line about the missing tool."""
     if run.is_dry_run or not shutil.which("nvidia-smi"):
         return "not run" if run.is_dry_run else "nvidia-smi is not installed"
-    done = run.execute(["nvidia-smi", f"--query-gpu={SMI_QUERY}", "--format=csv"], 20)
+    return one_line(run.execute(["nvidia-smi", f"--query-gpu={SMI_QUERY}", "--format=csv"], 20))
+
+
+def one_line(done: Done) -> str:
+    """Return all lines that a process printed as one."""
     return "; ".join(done.output.strip().splitlines())
 
 
@@ -186,7 +194,7 @@ def run_pytest(run: Run, name: str, files: Sequence[str], selected: str, seconds
     # configures. Neither says anything about the hardware.
     command += ["-W", "default", "-o", "addopts=", "-p", "no:cacheprovider"]
     if find_spec("xdist") is not None and not run.is_dry_run:
-        command += ["-n", str(min(usable_cpus(), MOST_WORKERS))]
+        command += ["-n", str(num_workers(usable_cpus(), available_bytes()))]
     env = {} if run.is_dry_run else {"MIE_GPU_TESTS": "1"}
     done = run.execute(command, seconds, env)
     if not report.exists():
@@ -196,6 +204,11 @@ def run_pytest(run: Run, name: str, files: Sequence[str], selected: str, seconds
     is_good = done.exit_code == 0 and details["passed"] > 0
     reason = "" if is_good else f"{done.last_line[:300]}"
     return Outcome(status="passed" if is_good else "failed", reason=reason, details=details)
+
+
+def num_workers(num_cpus: int, num_bytes: int) -> int:
+    """Return how many processes of tests fit the CPUs and the memory, at least one."""
+    return max(1, min(num_cpus, num_bytes // WORKER_BYTES, MOST_WORKERS))
 
 
 def junit_counts(path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mie.ops_gpu.chip import EMULATED_CHIP, Chip, current_chip
+from mie.ops_gpu.chip import EMULATED_CHIP, Chip, current_chip, device_memory
 from mie.ops_gpu.cupy_backend import CupyBackend
 from mie.ops_gpu.launcher import CupyLauncher
 from mie.ops_gpu.load import load_cupy_backend, load_emulated_backend
@@ -55,7 +55,7 @@ class CupyDevice:
         self.xp: Any = CupyLauncher().xp
         self.chip = current_chip(self.xp)
         self.l2_bytes = int(self.xp.cuda.Device().attributes["L2CacheSize"])
-        free = int(self.xp.cuda.runtime.memGetInfo()[0])
+        free = device_memory(self.xp, 1.0).available_bytes
         self.buffer_bytes = min(8 << 30, free // 4 >> 20 << 20)
         self._stream = self.xp.cuda.Stream()
 

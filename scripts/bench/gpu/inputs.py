@@ -17,6 +17,7 @@ from mie.ops.backend import Array, KVCacheShape, StepBatch
 from mie.ops.weights.int4_cache import Int4Cache, dequantize
 from mie.ops_gpu.arrays import DTYPES, to_host
 from mie.ops_gpu.batch import DeviceBatch, to_device
+from mie.ops_gpu.chip import device_memory
 from mie.ops_gpu.cupy_backend import CupyBackend
 from mie.ops_gpu.kv_cache import ELEMENTS, KVCache
 
@@ -129,7 +130,11 @@ def _inputs(
     num_queries: int,
     kv_cache_dtype: str,
 ) -> Inputs:
-    """Return random numbers in blocks of a random order."""
+    """Return random numbers in blocks of a random order.
+
+    Raises:
+        MemoryError: the caches do not fit.
+    """
     xp, backend = device.xp, device.backend(shape.dtype, kv_cache_dtype)
     host_batch, num_blocks = batch_of(lengths, num_queries)
     one_set = KVCacheShape(
@@ -139,8 +144,12 @@ def _inputs(
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
     )
-    num_sets = ceil_div(L2_MULTIPLE * device.l2_bytes, backend.kv_cache_bytes(one_set))
-    cache = backend.new_kv_cache(replace(one_set, num_layers=max(MIN_KV_SETS, num_sets)))
+    set_bytes, free = backend.kv_cache_bytes(one_set), device_memory(xp, 1.0).available_bytes
+    num_sets = max(MIN_KV_SETS, ceil_div(L2_MULTIPLE * device.l2_bytes, set_bytes))
+    if num_sets * set_bytes > free * 3 // 4:  # a Jetson's other programs need memory too
+        needed = f"{num_sets} caches of {set_bytes / 1e9:.2f} GB"
+        raise MemoryError(f"{needed} take more than three quarters of {free / 1e9:.2f} GB")
+    cache = backend.new_kv_cache(replace(one_set, num_layers=num_sets))
     for seed, (layer, scales) in enumerate(itertools.zip_longest(cache.layers, cache.scales)):
         if scales is None:
             fill_normal(xp, layer, 2 + seed)

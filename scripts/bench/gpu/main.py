@@ -52,6 +52,8 @@ def bench(device: Device, report: BenchReport, seconds: float) -> None:
             continue
         try:
             measure()
+        except MemoryError as error:  # CuPy's is one
+            report.skip(name, one_line(error))
         except Exception as error:  # the other rows still count
             report.fail(f"{name}: {one_line(error)}")
         report.save()

@@ -16,8 +16,10 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 
 from bench import cpu, engines
 from bench.gpu import attention
+from bench.gpu import main as gpu_bench
 from bench.gpu.device import DryDevice
 from bench.gpu.inputs import decode_inputs, prefill_inputs
+from bench.gpu.report import BenchReport
 from bench.gpu.shapes import TINY, TINY_PREFILL
 from gpu import check as gpu_check
 from gpu import parts
@@ -25,6 +27,7 @@ from gpu.page import beside_simulated
 
 from mie.cli.sim import cluster_table
 from mie.lab.sim.cluster import ROUTERS, ClusterLoad, simulate_cluster
+from mie.ops.backend import Memory
 
 # Inputs and correct results.
 
@@ -81,6 +84,45 @@ def test_a_dry_run_goes_through_every_part(tmp_path: Path, monkeypatch: pytest.M
     ):
         assert words in page
     assert "exit code: 0" in (tmp_path / "gpu_check.log").read_text()
+
+
+def test_the_limits_of_parts_grow_with_the_time_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    given: list[float] = []
+
+    def note(run: Any, seconds: float) -> Any:
+        given.append(seconds)
+        return parts.Outcome(status="passed")
+
+    noting = {name: (note, limit) for name, (_, limit) in parts.PARTS.items()}
+    monkeypatch.setattr(gpu_check, "PARTS", noting)
+    for seconds in ("530", "1060"):
+        options = ["--dry-run", "--output", str(tmp_path), "--seconds", seconds, "--only", "parity"]
+        assert gpu_check.main(options) == 0
+    assert given == [150, 300]
+
+
+def test_processes_of_tests_fit_the_machine():
+    counts = [parts.num_workers(*each) for each in ((16, 100 << 30), (6, 5 << 30), (6, 1 << 30))]
+    assert counts == [14, 3, 1]
+
+
+@needs_compiler
+def test_caches_that_do_not_fit_are_skipped_by_name(monkeypatch: pytest.MonkeyPatch):
+    little = Memory(available_bytes=1000, is_shared=True)
+    monkeypatch.setattr("bench.gpu.inputs.device_memory", lambda xp, share: little)
+    monkeypatch.setattr(
+        gpu_bench,
+        "parts",
+        lambda device, report: [("tiny", lambda: attention.bench_decode(device, TINY, report))],
+    )
+    report = BenchReport(state={}, prefix=None, is_dry_run=True)
+    gpu_bench.bench(DryDevice(), report, 1000)
+    [skipped] = report.skipped
+    assert skipped["name"] == "tiny"
+    assert "MemoryError: 6 caches of" in skipped["reason"]
+    assert not report.failures
 
 
 def test_measured_steps_are_beside_the_simulators():
