@@ -90,8 +90,6 @@ PUBLISHED: Mapping[str, Any] = json.loads((DOCS / "gpu/published.json").read_tex
 PREDICTIONS = re.compile(
     r"(<!-- predictions: (.+?) -->\n).*?(<!-- end of predictions -->)", re.DOTALL
 )
-SMALL_BITS = (4 + 32 / 128, 8 + 32 / 128)
-"""Bits of a weight of the layers and of the head, in groups of 128 with float32 scales."""
 
 
 def predicted_ms(line: Mapping[str, Any]) -> float:
@@ -254,14 +252,31 @@ def codes_products_ps(line: Mapping[str, Any], weights: str, shape: ModelConfig)
 
 
 def _predicted() -> Iterator[tuple[str, ...]]:
-    yield "model", "weights", "predicted ms", "predicted tokens/s", "band", "aim"
-    yield ("---",) * 6
-    for line in PUBLISHED["predicted"]:
-        ms = predicted_ms({"bits": SMALL_BITS, "context": 512, **line})
-        fits = [o / t for e, o, t in errors() if "is_fit" in e and e["device"] == line["device"]]
-        low, high = (f"{bound * 1000 / ms:.0f}" for bound in (min(fits), max(fits)))
-        times = f"{ms:.2f}", f"{1000 / ms:.1f}", f"{low}–{high}"
-        yield line["model"], line.get("weights", "groups of 128"), *times, str(line["aim"])
+    """Predict tokens a second by the formula, and by launches at some shares of the bandwidth.
+
+    A launch takes the fixed time of `_few_rows`, which grows as the clock falls. The share that an
+    aim needs leaves the launches their time.
+    """
+    work, few, clocks = (PUBLISHED[name] for name in ("predicted", "few_rows", "heads"))
+    percents, name = work["percents"], work["device"]
+    shares = (f"{percent} %" for percent in percents)
+    yield "model", "weights", "MB", "launches", "formula", *shares, "aim", "share"
+    yield ("---",) * (7 + len(percents))
+    device, of_clock = DEVICES[name], clocks["clock_ghz"]
+    launch_ms = sum(few["launch_us"]) / 2e3 * of_clock[few["device"]] / of_clock[name]
+    for line in work["lines"]:
+        shape, aim = find_shape(line["model"]), line["aim"]
+        costs = costs_on(device, shape, layer_bits=line["bits"][0], head_bits=line["bits"][1])
+        read_ps = costs.weights_ps + work["context"] * costs.context_ps
+        read_ms = read_ps * device.bandwidth_percent / 1e11  # at the whole bandwidth
+        launches = work["launches"]["step"] + line.get("more_launches", 0)
+        launches += work["launches"]["layer"] * shape.num_layers
+        fixed_ms = (device.step_ns + device.seq_ns) / 1e6 + launches * launch_ms
+        formula = 1000 / predicted_ms({"device": name, "context": work["context"], **line})
+        rates = [formula, *(1000 / (fixed_ms + 100 * read_ms / percent) for percent in percents)]
+        sizes = f"{read_ms * device.bandwidth / 1e9:.0f}", str(launches)
+        share = f"{100 * read_ms / (1000 / aim - fixed_ms):.0f} %"
+        yield line["model"], line["weights"], *sizes, *(f"{n:.0f}" for n in rates), str(aim), share
 
 
 def _use(line: Mapping[str, Any]) -> str:
