@@ -142,6 +142,8 @@ class Case:
     """The number of the run before the first."""
     num_runs: int = 1 << 23
     """The numbers of runs that there are. A thread may sleep while all of them pass."""
+    share_shift: int = 3
+    """A thread takes the number of tiles that are left, shifted right by so many bits."""
     delayed: bool = False
     """Whether plain stores reach memory later and in any order, as on ARM."""
 
@@ -244,6 +246,7 @@ class Explorer:
             layout.WAIT * 8: SEM_WAIT,
             layout.POST * 8: SEM_POST,
             layout.YIELD * 8: SCHED_YIELD,
+            layout.SHARE_SHIFT * 8: case.share_shift,
         }
         for run, counts in enumerate(case.runs):
             for instruction, count in enumerate(counts):

@@ -92,6 +92,8 @@ TICKET, DONE, STOP = 0, 8, 16
 TILES, PROGRAM, HEADER, END = 24, 25, 26, 27
 WAIT, POST, YIELD = 28, 29, 30
 """Addresses of sem_wait, sem_post and sched_yield."""
+SHARE_SHIFT = 31
+"""A thread takes the number of tiles that are left, shifted right by so many bits."""
 SLEEPERS = 32
 """Two cache lines for each worker: whether it sleeps, and its semaphore."""
 WORKER_WORDS, SEMAPHORE = 16, 8

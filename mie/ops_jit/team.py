@@ -12,7 +12,16 @@ from numpy.typing import NDArray
 from mie.base.arithmetic import ceil_div
 from mie.base.threads import start_thread
 from mie.ops_jit.kernel_cache import Kernels
-from mie.ops_jit.layout import POST, SEMAPHORE, SLEEPERS, STOP, WAIT, WORKER_WORDS, YIELD
+from mie.ops_jit.layout import (
+    POST,
+    SEMAPHORE,
+    SHARE_SHIFT,
+    SLEEPERS,
+    STOP,
+    WAIT,
+    WORKER_WORDS,
+    YIELD,
+)
 from mie.ops_jit.memory import address, zeros
 
 _Function = Callable[..., int]
@@ -54,6 +63,7 @@ class Team:
         library = ctypes.CDLL(None)
         for word, name in ((WAIT, "sem_wait"), (POST, "sem_post"), (YIELD, "sched_yield")):
             words[word] = ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+        words[SHARE_SHIFT] = (4 * self.num_threads - 1).bit_length()
         for worker in range(num_workers):
             if library.sem_init(_semaphore(words, worker), 0, 0):
                 raise MemoryError("sem_init failed")

@@ -1,10 +1,10 @@
 """Run a program with several threads that share every instruction's tiles.
 
 One word, the ticket, holds the run, the instruction, and the number of its tiles that are left. A
-thread takes a tile by lowering the ticket with compare-and-swap. The thread that finishes the last
+thread takes tiles by lowering the ticket with compare-and-swap. The thread that finishes the last
 tile of an instruction sets the ticket to the next one. So there is no barrier where all threads
-must arrive: a thread that the system has not scheduled holds up nobody unless it is inside a tile.
-A thread that comes late, with a ticket of an earlier run, cannot take a tile, because the
+must arrive: a thread that the system has not scheduled holds up nobody unless it has taken tiles. A
+thread that comes late, with a ticket of an earlier run, cannot take a tile, because the
 compare-and-swap fails.
 
 Between runs a worker spins for a while and then sleeps on its semaphore. The team's memory has the
@@ -42,6 +42,7 @@ from mie.ops_jit.layout import (
     PROGRAM,
     RUN_SHIFT,
     SEMAPHORE,
+    SHARE_SHIFT,
     SLEEPERS,
     STOP,
     TICKET,
@@ -61,6 +62,8 @@ SPINS = 20_000
 
 The host needs about 0.2 ms between two steps, and waking a worker would take a tenth of that.
 """
+MOST_TILES = 16
+"""Most tiles that a thread takes at once. Neighbouring tiles read memory in one stream."""
 TURNS_BEFORE_YIELD = 1024
 """Turns after which a waiting thread offers its CPU to others."""
 
@@ -169,14 +172,16 @@ def take_part(team, run, scratch):
             return
         left = ticket & ((1 << INSTRUCTION_SHIFT) - 1)
         if left > 0:
-            if swap_if(ticket_at, ticket, ticket - 1) == 0:
+            count = max(1, min(MOST_TILES, left >> word(team, SHARE_SHIFT)))
+            if swap_if(ticket_at, ticket, ticket - count) == 0:
                 continue
-            # The instruction cannot end before this tile is counted, so its words do not change
+            # The instruction cannot end before these tiles are counted, so its words do not change
             # until then.
             row = word(team, PROGRAM) + instruction * INSTRUCTION_WORDS * 8
             args, tiles = row + ARGUMENTS * 8, word(team, TILES)
-            call_kernel(word(row, KERNEL), args, word(team, HEADER), tiles - left, scratch)
-            if fetch_add(done_at, 1) + 1 == tiles:
+            for tile in range(tiles - left, tiles - left + count):
+                call_kernel(word(row, KERNEL), args, word(team, HEADER), tile, scratch)
+            if fetch_add(done_at, count) + count == tiles:
                 set_word(team, DONE, 0)
                 release(ticket_at, next_ticket(team, run, instruction + 1))
             turns = 0

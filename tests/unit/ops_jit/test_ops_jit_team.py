@@ -26,6 +26,7 @@ CASES = {
     "the same ticket comes again": Case([[2], [2], [2]], num_runs=2),
     "instructions without tiles": Case([[0, 1, 0], [0], [], [2]]),
     "delayed stores": Case([[2, 1], [1]], delayed=True),
+    "several tiles at once": Case([[5], [1]], share_shift=1),
     "two runs": Case([[2, 1], [1, 2]]),
     "a worker that is not woken": Case([[1], [1]], workers=2, woken=1),
     "two workers": Case([[2, 1]], workers=2),
@@ -36,6 +37,7 @@ LONG_CASES = {
     "two runs": Case([[2, 1], [1, 2]], workers=2),
     "delayed stores": Case([[2, 1]], workers=2, delayed=True),
     "three instructions": Case([[1, 3, 2]], workers=2),
+    "several tiles at once": Case([[5, 2]], workers=2, share_shift=1),
 }
 
 
