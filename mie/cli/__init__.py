@@ -89,6 +89,8 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
 
 def _failed(error: Exception) -> int:
     message = str(error)
+    if isinstance(error, OSError):
+        message = message.removeprefix(f"[Errno {error.errno}] ")
     if not isinstance(error, TooLittleMemoryError):  # its message is a table
         # A message may quote a file, and control characters must not reach the terminal.
         message = "".join(x if x.isprintable() else " " if x == "\n" else "?" for x in message)

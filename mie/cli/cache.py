@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mie.base.reprs import count
 from mie.cli.parser import Commands, declared
 from mie.config.arguments import add_settings, format_size, given
 from mie.config.engine_args import EngineArgs
@@ -53,7 +54,8 @@ def _list(args: argparse.Namespace) -> int:
     for row in rows:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["last_used"]))
         print(
-            f"{row['name'][:8]}  {row['model']}  {row['tokens']:,} tokens, {row['salts']} salts, "
+            f"{row['name'][:8]}  {row['model']}  {count(row['tokens'], 'token')}, "
+            f"{count(row['salts'], 'salt')}, "
             f"{format_size(row['bytes'])}, used {used}"
         )
         for text in row["beginnings"]:

@@ -38,7 +38,7 @@ def _path_of(text: str, may_pull: bool) -> str:
         return str(found)
     if not may_pull and not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
         raise ModelError(
-            f"{name} is not on this machine; fetch it with mie pull {name}, or let mie run --pull"
+            f"{name} is not on this machine; fetch it with mie pull {name}, or add --pull"
         )
     if not may_pull:
         model = ask_hub(name.repo)

@@ -246,7 +246,7 @@ def test_a_terminal_shows_a_progress_bar(tmp_path: Path) -> None:
     [
         (("far " * 2000,), "the context holds 1024"),
         (("--max-tokens", "0", "Hi"), "max_tokens must be an integer at least 1; got 0"),
-        (("--model", "./no/such", "Hi"), "model directory './no/such' does not exist"),
+        (("--model", "./no/such", "Hi"), "model './no/such' does not exist"),
         (("--system", "Be brief.", "Hi"), "--system needs --chat"),
         (("--input", "no-such-file"), "cannot read no-such-file"),
         (("--input", "-", "Hi"), "--input cannot be combined with"),
@@ -301,9 +301,7 @@ def test_a_full_disk_gives_one_line() -> None:
     with open("/dev/full", "wb") as full, start("generate", *GREEDY, "Hi", stdout=full) as process:
         errors = process.stderr.read().decode()
         assert process.wait(PATIENCE) == 2
-    assert errors.startswith("mie: error: ")
-    assert "No space left" in errors
-    assert len(errors.splitlines()) == 1
+    assert errors == "mie: error: No space left on device\n"
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,15 @@ def test_all_settings_of_the_bundled_model(capsys: pytest.CaptureFixture[str]) -
     assert len({*digests.values()}) == len(digests) - 2
     page = (TESTS.parent / "docs/numerics.md").read_text()
     assert found["digest"] in page
+
+
+def test_the_readme_has_the_digest_of_the_page() -> None:
+    page, readme = (
+        (TESTS.parent / name).read_text(encoding="utf-8")
+        for name in ("docs/numerics.md", "README.md")
+    )
+    [digest] = re.findall(r"^\| bundled \| `(\w{64})` \|$", page, re.MULTILINE)
+    assert f"`{digest[:16]}…`" in readme
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,8 @@ class _Reader:
                 else None
             )  # fmt: skip
             if problem is not None:
-                raise self._error(f"is truncated or corrupt: tensor {shown(name)} {problem}")
+                what = f"tensor {shown(name)} {problem}"
+                raise self._error(f"is truncated or corrupt: {what}; fetch it again")
             placed[name] = TensorEntry(
                 path=tensor.path, dtype=tensor.dtype, shape=tensor.shape, start=start, stop=stop
             )

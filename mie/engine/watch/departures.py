@@ -27,6 +27,8 @@ REPEATED = 3
 """A warning comes when prompts of one client depart in one block so many times."""
 EARLY = 0.25
 """The warning is for departures in the first quarter of a prompt, because most is lost there."""
+RESUMED, NEAR = 8, 64
+"""Two prompts are one prompt with a change if so many tokens in a row are equal near the change."""
 
 
 class Departures:
@@ -124,8 +126,10 @@ class Departures:
         return "new"
 
     def _warn_of_repetition(self, seq: Seq, found: Departure) -> None:
-        """Log a line when prompts depart early, again and again, at one place."""
+        """Log a line when prompts with a change depart early, again and again, at one place."""
         if found.reason != "other tokens" or found.position > EARLY * found.num_prompt:
+            return
+        if not self._is_changed(seq, found.position):
             return
         request = seq.request
         place = request.client, request.cache_salt, found.position // self._manager.block_size
@@ -142,3 +146,19 @@ class Departures:
                 found.position,
                 found.num_prompt,
             )
+
+    def _is_changed(self, seq: Seq, position: int) -> bool:
+        """Whether the prompt and the nearest cached one have a text in common after a change."""
+        prefix, tokens, salt = self._manager.prefix, seq.token_ids, seq.request.cache_salt
+        path = prefix.match(tokens, position, salt)
+        rest = tokens[len(path) * self._manager.block_size :]
+        node = self._nearest(path[-1] if path else prefix.roots.get(salt), tuple(rest[:NEAR]))
+        cached: list[int] = []
+        while node and len(cached) < NEAR:
+            cached += node.tokens
+            node = next(iter(node.children.values()), None)
+        return not _runs(cached).isdisjoint(_runs(tokens[position + 1 : position + NEAR]))
+
+
+def _runs(tokens: Sequence[int]) -> set[tuple[int, ...]]:
+    return {tuple(tokens[i : i + RESUMED]) for i in range(len(tokens) - RESUMED + 1)}

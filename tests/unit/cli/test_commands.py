@@ -38,31 +38,56 @@ def test_a_command_gets_the_environment_and_no_input(monkeypatch: pytest.MonkeyP
     assert run_command([sys.executable, "-c", code], environment=environment) == "blue ''\n"
 
 
-@pytest.mark.parametrize(
-    ("error", "raised"),
-    [(subprocess.TimeoutExpired("x", 5.0), CommandError), (KeyboardInterrupt(), KeyboardInterrupt)],
-    ids=["takes too long", "interrupted"],
-)
-def test_a_command_that_is_given_up_ends_with_its_children(error, raised, tmp_path, monkeypatch):
-    """The pipes close only when the child of the child has ended too."""
-    sign = tmp_path / "begun"
+def raise_when_begun(monkeypatch: pytest.MonkeyPatch, sign: Path, error: BaseException) -> None:
+    """Raise an error from the next command as soon as the file ``sign`` exists."""
 
     class Popen(subprocess.Popen[str]):
-        """The error comes as soon as the command's child runs."""
-
         has_come = False
 
         def communicate(self, input: Any = None, timeout: float | None = None) -> Any:
             if self.has_come:
-                return super().communicate(input)
+                return super().communicate(input, timeout)
             while not sign.exists():
                 time.sleep(0.01)  # yields the CPU
             self.has_come = True
             raise error
 
     monkeypatch.setattr(commands.subprocess, "Popen", Popen)
-    child = f"import pathlib, signal; pathlib.Path({str(sign)!r}).touch(); signal.pause()"
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(subprocess.TimeoutExpired("x", 5.0), CommandError), (KeyboardInterrupt(), KeyboardInterrupt)],
+    ids=["takes too long", "interrupted"],
+)
+def test_a_command_that_is_given_up_ends_with_its_children(error, raised, tmp_path, monkeypatch):
+    """The pipes close only when the child of the child has ended too. It ignores Ctrl-C."""
+    sign = tmp_path / "begun"
+    raise_when_begun(monkeypatch, sign, error)
+    monkeypatch.setattr(commands, "GRACE", 0.1)
+    child = (
+        "import pathlib, signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+        f"pathlib.Path({str(sign)!r}).touch(); signal.pause()"
+    )
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     message = "gave no answer within 5 s" if raised is CommandError else None
     with pytest.raises(raised, match=message):
         run_command([sys.executable, "-c", code], timeout=5.0)
+
+
+def test_a_command_that_is_given_up_ends_the_commands_that_it_runs(tmp_path, monkeypatch):
+    """They have sessions of their own, as the compiler has that ``mie doctor`` waits for."""
+    sign, ended = tmp_path / "begun", tmp_path / "ended"
+    raise_when_begun(monkeypatch, sign, subprocess.TimeoutExpired("x", 5.0))
+    monkeypatch.setattr(commands, "GRACE", 60.0)
+    inner = (
+        f"import pathlib, signal\npathlib.Path({str(sign)!r}).touch()\n"
+        f"try: signal.pause()\nfinally: pathlib.Path({str(ended)!r}).touch()"
+    )
+    outer = (
+        "import sys; from mie.base.commands import run_command; "
+        f"run_command([sys.executable, '-c', {inner!r}])"
+    )
+    with pytest.raises(CommandError, match="gave no answer"):
+        run_command([sys.executable, "-c", outer], timeout=5.0)
+    assert ended.exists()

@@ -144,3 +144,14 @@ def test_late_departures_and_new_prompts_are_not_logged(caplog: pytest.LogCaptur
             departure(engine, [*PROMPT[:8], token, *PROMPT])
             departure(engine, [token, *PROMPT], str(token))
     assert not caplog.records
+
+
+def test_prompts_with_nothing_in_common_but_the_beginning_are_not_logged(
+    caplog: pytest.LogCaptureFixture,
+):
+    engine = new_engine(num_blocks=80)
+    with caplog.at_level(logging.WARNING, "mie.engine.watch.departures"):
+        for token in range(50, 56):
+            found = departure(engine, [5, 6, *[token] * 20])
+            assert found is None or found.reason == ("new" if token == 50 else "other tokens")
+    assert not caplog.records

@@ -296,7 +296,7 @@ def test_a_gguf_model_is_run_by_its_name(hub, capsys, tmp_path) -> None:
 
 
 def test_a_model_that_is_not_here_is_fetched_only_if_that_is_wanted(hub, capsys) -> None:
-    assert f"mie pull {STORY}, or let mie run --pull" in refusal(capsys, "run", STORY)
+    assert f"mie pull {STORY}, or add --pull" in refusal(capsys, "run", STORY)
     assert hub.requests == []
     assert main(["run", STORY, "Who are you?", *NUMPY, "--temperature", "0", "--pull"]) == 0
     assert capsys.readouterr().out.startswith("I am the tiny")
@@ -321,7 +321,7 @@ def test_a_hub_that_is_not_reached_is_explained(hub, monkeypatch, capsys) -> Non
     monkeypatch.setattr(constants, "ENDPOINT", nowhere)
     assert locate_model(STORY) == directory
     error = refusal(capsys, "pull", STORY)
-    assert f"{nowhere} cannot be reached (check the network and HTTPS_PROXY" in error
+    assert f"no such file or directory, and {nowhere} cannot be reached (check the name" in error
     monkeypatch.setenv("HTTPS_PROXY", "http://user:secret@proxy.invalid:3128")
     error = refusal(capsys, "pull", STORY)
     assert "through the proxy proxy.invalid" in error
