@@ -28,7 +28,7 @@ MAX_SAVED_BYTES = 64 << 20
 """The longest file that ``/load`` reads."""
 
 EDITOR_HELP = """\
-  Alt-Enter begin a new line in the message
+  Alt-Enter        begin a new line in the message
   a pasted block is one message; the arrow keys recall earlier messages"""
 
 

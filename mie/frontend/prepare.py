@@ -73,7 +73,7 @@ class PreparedRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Preparer:
-    """The door of an engine: it checks each request once, and tokenizes it."""
+    """Checks and tokenizes requests before an engine gets them. Each request is checked once."""
 
     engine: Engine
     tokenizer: Tokenizer | None
