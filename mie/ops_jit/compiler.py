@@ -1,7 +1,7 @@
-"""Compile kernels to machine code with Numba and LLVM, and load it.
+"""Compile kernels to machine code with Numba and LLVM.
 
 Numba turns a kernel into LLVM's intermediate code. LLVM turns that into an object file for a CPU.
-It may be another CPU than this machine's. An object file loads without Numba, in a millisecond.
+It may be another CPU than this machine's. An object file loads without Numba and LLVM.
 """
 
 import ctypes
@@ -159,23 +159,3 @@ def _module(code: str, cpu: Cpu) -> tuple[Any, Any]:
     passes.add_global_dead_code_eliminate_pass()
     passes.run(module, llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options()))
     return module, target
-
-
-class Library:
-    """Loaded kernels. Their code stays in memory as long as this object."""
-
-    def __init__(self) -> None:
-        self._llvm = llvm = binding()
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        self._engines: list[Any] = []
-
-    def load(self, code: bytes) -> int:
-        """Load an object file and return the address of its kernel."""
-        llvm = self._llvm
-        target = llvm.Target.from_default_triple().create_target_machine(jit=True)
-        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
-        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-        engine.finalize_object()
-        self._engines.append(engine)
-        return int(engine.get_function_address("kernel"))

@@ -1,6 +1,8 @@
 """Keep compiled kernels in the user's cache, and load or compile those that a model needs."""
 
 import hashlib
+import json
+import os
 import random
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,12 +12,19 @@ from types import MappingProxyType
 from mie.base.cache_dir import read_kept, write_kept
 from mie.ops.backend import Progress
 from mie.ops.kv_cache import HALVES, QUANTIZED
-from mie.ops_jit.compiler import Cpu, Library, compile_kernel
+from mie.ops_jit import compiler
+from mie.ops_jit.compiler import Cpu, compile_kernel, host_cpu
 from mie.ops_jit.environment import UPGRADE, CannotRun, check_machine, one_line, version_of
+from mie.ops_jit.linker import CannotLink, Library
 
 CACHE = "jit"
 WEIGHT_DTYPES = ("float32", *HALVES)
 CACHE_DTYPES = (*WEIGHT_DTYPES, *(dtype.name for dtype in QUANTIZED.values()))
+CPU_LINES = (
+    *("vendor_id", "cpu family", "model", "model name", "stepping", "flags"),
+    *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features"),
+)
+"""The lines of Linux's description that tell CPUs apart, on x86-64 and on aarch64."""
 
 
 def kernel_names(
@@ -51,7 +60,7 @@ class Kernels:
         Raises:
             CannotRun: the machine cannot run them.
         """
-        self.cpu = check_machine()
+        self.cpu = check_machine(kept_cpu)
         self._key = key_of(self.cpu)
         self._library = Library()
         self._addresses: dict[str, int] = {}
@@ -62,17 +71,23 @@ class Kernels:
         """Return the address of a kernel. It is compiled if the cache does not have it.
 
         Raises:
-            CannotRun: it cannot be compiled.
+            CannotRun: it cannot be compiled or loaded.
         """
         if not self._has(name):
-            self._addresses[name] = self._library.load(self._compiled(name))
+            self._load(name, self._compiled(name))
         return self._addresses[name]
 
     def _has(self, name: str) -> bool:
         """Load a kernel if the cache has it. Return whether it is loaded."""
         if name not in self._addresses and (code := read(name, self._key)) is not None:
-            self._addresses[name] = self._library.load(code)
+            self._load(name, code)
         return name in self._addresses
+
+    def _load(self, name: str, code: bytes) -> None:
+        try:
+            self._addresses[name] = self._library.load(code)
+        except CannotLink as error:
+            raise CannotRun(f"kernel {name} cannot be loaded: {error}", UPGRADE) from error
 
     def prepare(self, names: Iterable[str], progress: Progress) -> int:
         """Load these kernels, and return how many were compiled.
@@ -112,6 +127,22 @@ def read(name: str, key: str) -> bytes | None:
 def write(name: str, key: str, code: bytes) -> None:
     """Store a kernel's object file, if there is a cache. Then it is compiled again next time."""
     write_kept(CACHE, _file_name(name, key), code)
+
+
+def kept_cpu() -> Cpu:
+    """Return `host_cpu`, from the cache if possible, because LLVM's library takes 50 MiB."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    found = sorted({line for line in lines if line.partition(":")[0].strip() in CPU_LINES})
+    facts = found, os.environ.get("MIE_CPU"), version_of("llvmlite")
+    digest = hashlib.sha256(repr(facts).encode() + Path(compiler.__file__).read_bytes())
+    name = f"cpu-{digest.hexdigest()[:24]}"
+    if (kept := read_kept(CACHE, name)) is not None:
+        return Cpu(*json.loads(kept))
+    cpu = host_cpu()
+    if found:
+        write_kept(CACHE, name, json.dumps(cpu).encode())
+    return cpu
 
 
 def key_of(cpu: Cpu) -> str:

@@ -14,8 +14,8 @@ from quantised_rows import columns, quantised
 
 from mie.ops.weights.integer import integer_product, round_activations
 from mie.ops.weights.quantised import Form
-from mie.ops_jit.compiler import Library
 from mie.ops_jit.layout import HEADER_WORDS, NUM_TOKENS, ROUNDED_GROUPS, ROW_TILE, rounded_words
+from mie.ops_jit.linker import Library
 from mie.ops_jit.memory import HugePages, Panels, address, segments_of
 from mie.ops_jit.team import function_at
 
