@@ -100,10 +100,16 @@ def map_kept(cache: str, name: str) -> memoryview | None:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             content = memoryview(mapped)
             if hashlib.sha256(content[DIGEST_BYTES:]).digest() == content[:DIGEST_BYTES]:
-                if hasattr(mmap, "MADV_DONTNEED"):
-                    mapped.madvise(mmap.MADV_DONTNEED)
+                release(content)
                 return content[DIGEST_BYTES:]
     return None
+
+
+def release(content: memoryview) -> None:
+    """Give the memory of a mapped file back. Parts that are read later take memory again."""
+    mapped: Any = content.obj
+    if hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def write_kept(cache: str, name: str, content: bytes, max_files: int | None = None) -> None:

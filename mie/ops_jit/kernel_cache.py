@@ -20,11 +20,13 @@ from mie.ops_jit.linker import CannotLink, Library
 CACHE = "jit"
 WEIGHT_DTYPES = ("float32", *HALVES)
 CACHE_DTYPES = (*WEIGHT_DTYPES, *(dtype.name for dtype in QUANTIZED.values()))
+CPU_FILE = Path("/proc/cpuinfo")
+"""Linux's description of the CPUs."""
 CPU_LINES = (
     *("vendor_id", "cpu family", "model", "model name", "stepping", "flags"),
     *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features"),
 )
-"""The lines of Linux's description that tell CPUs apart, on x86-64 and on aarch64."""
+"""The lines of the description that tell CPUs apart, on x86-64 and on aarch64."""
 
 
 def kernel_names(
@@ -131,8 +133,7 @@ def write(name: str, key: str, code: bytes) -> None:
 
 def kept_cpu() -> Cpu:
     """Return `host_cpu`, from the cache if possible, because LLVM's library takes 50 MiB."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    lines = CPU_FILE.read_text(encoding="utf-8").splitlines() if CPU_FILE.exists() else []
     found = sorted({line for line in lines if line.partition(":")[0].strip() in CPU_LINES})
     facts = found, os.environ.get("MIE_CPU"), version_of("llvmlite")
     digest = hashlib.sha256(repr(facts).encode() + Path(compiler.__file__).read_bytes())

@@ -10,7 +10,7 @@ from mie.base.arithmetic import ceil_div
 from mie.ops.arrays import Floats, zeros
 from mie.ops.rope import FloatOrFloats, fill_rope_table
 
-POSITIONS = 1024
+POSITIONS = 256
 """Positions that are computed together."""
 
 

@@ -6,16 +6,16 @@ The file in the cache has the pieces with their checksums, and the merges with t
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.base.cache_dir import map_kept, write_kept
+from mie.base.cache_dir import map_kept, release, write_kept
 from mie.checkpoint.gguf.merges import Merges, Pieces
 
 CACHE = "tokenizers"
@@ -37,10 +37,12 @@ class KeptVocabulary:
     longest: int
     """The most characters of a piece."""
     pieces: Pieces
-    ids: NDArray[np.int32]  # [n]
+    ids: NDArray[np.int32]  # [n], in ascending order
     merges: NDArray[np.int32]  # [m, 2], the pieces of each merge, the best merge first
     order: NDArray[np.int32]  # [m], the numbers of merges in the order of their results
     results: NDArray[np.int32]  # [m], the piece that each of these makes
+    file: memoryview | None = None
+    """The mapped file that has the arrays."""
 
     @classmethod
     def of(
@@ -68,35 +70,29 @@ class KeptVocabulary:
         return b"".join([len(head).to_bytes(8, "little"), head, *data])
 
     @classmethod
-    def of_bytes(cls, content: bytes | memoryview) -> KeptVocabulary:
-        """Return the vocabulary in the content of a file."""
+    def of_file(cls, content: memoryview) -> KeptVocabulary:
+        """Return the vocabulary in the content of a mapped file."""
         start = 8 + int.from_bytes(content[:8], "little")
         parts, longest, sizes = json.loads(bytes(content[8:start]))
-        arrays = []
+        arrays: list[Any] = []
         for kind, shape in sizes:
             count = int(np.prod(shape, dtype=np.int64))
             arrays.append(np.frombuffer(content, kind, count, start).reshape(shape))
             start += arrays[-1].nbytes
         pieces = Pieces(*arrays[: len(_OF_PIECES)])
-        return cls(parts, longest, pieces, *arrays[len(_OF_PIECES) :])
-
-    @cached_property
-    def numbers(self) -> NDArray[np.int32]:
-        """The piece of each id, or -1."""
-        numbers = np.full(self.num_ids, -1, np.int32)
-        numbers[self.ids] = np.arange(len(self.ids), dtype=np.int32)
-        return numbers
+        own = dict(zip(_ARRAYS, arrays[len(_OF_PIECES) :], strict=True))
+        return cls(parts, longest, pieces, **own, file=content)
 
     @property
     def num_ids(self) -> int:
         """The largest id plus one."""
-        return int(self.ids.max(initial=-1)) + 1
+        return int(self.ids[-1]) + 1 if len(self.ids) else 0
 
     def piece_of(self, token_id: int) -> str | None:
         """Return the piece of an id, or None."""
-        if not 0 <= token_id < len(self.numbers) or self.numbers[token_id] < 0:
-            return None
-        return self.pieces.piece(int(self.numbers[token_id]))
+        place = bisect_left(self.ids, token_id)
+        is_found = place < len(self.ids) and self.ids[place] == token_id
+        return self.pieces.piece(place) if is_found else None
 
     def id_of(self, text: str) -> int | None:
         """Return the id of a piece, or None."""
@@ -118,15 +114,16 @@ class KeptVocabulary:
         contents = (each["content"] for each in added)
         wanted = {*texts, *(each for each in always if each), *contents}
         pieces = {place: self.pieces.piece(place) for place in self.pieces.find_texts(wanted)}
-        first, stop = (np.searchsorted(self.results, [*pieces], side) for side in ("left", "right"))
+        own = np.array([*pieces], np.int32)  # with another dtype, the results would be copied
+        first, stop = (np.searchsorted(self.results, own, side) for side in ("left", "right"))
         numbers = [self.order[one:two] for one, two in zip(first, stop, strict=True)]
         merges = self.merges[np.sort(np.concatenate([self.order[:0], *numbers]))].tolist()
-        return self._with(
-            {text: int(self.ids[place]) for place, text in pieces.items()},
-            # Other merges make pieces that are wanted, but are no parts of the text.
-            [(pieces[one], pieces[two]) for one, two in merges if {one, two} <= pieces.keys()],
-            added,
-        )
+        vocab = {text: int(self.ids[place]) for place, text in pieces.items()}
+        if self.file is not None:
+            release(self.file)
+        # Other merges make pieces that are wanted, but are no parts of the text.
+        own_merges = [(pieces[a], pieces[b]) for a, b in merges if {a, b} <= pieces.keys()]
+        return self._with(vocab, own_merges, added)
 
     def _with(self, vocab: Any, merges: Any, added: Sequence[Any]) -> Mapping[str, Any]:
         model = {**self.parts["model"], "vocab": vocab, "merges": merges}
@@ -136,7 +133,7 @@ class KeptVocabulary:
 def kept_vocabulary(digest: str) -> KeptVocabulary | None:
     """Return a vocabulary of the cache, or None."""
     content = map_kept(CACHE, digest)
-    return None if content is None else KeptVocabulary.of_bytes(content)
+    return None if content is None else KeptVocabulary.of_file(content)
 
 
 def keep_vocabulary(digest: str, vocabulary: KeptVocabulary) -> None:

@@ -231,6 +231,23 @@ def test_a_vocabulary_is_read_once(tmp_path: Path, cache: Path, found: list[Path
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
 
 
+def resident_bytes(file: Path) -> int:
+    """Return the memory that the mapping of a file takes."""
+    of_file = Path("/proc/self/smaps").read_text().partition(str(file))[2]
+    return int(of_file.partition("Rss:")[2].split()[0]) << 10
+
+
+def test_a_kept_vocabulary_takes_no_memory_after_a_text(tmp_path: Path, cache: Path) -> None:
+    """The file of Gemma 3 has 17 MiB. Its pages and lists of its texts do not stay."""
+    loaded(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path / "m.gguf", None)
+    [file] = cache.iterdir()
+    assert tokenizer.encode("abc") == [7]
+    assert resident_bytes(file) == 0
+    assert tokenizer.id_to_token(7) == "abc"
+    assert resident_bytes(file) > 0
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -15,15 +15,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from deadlines import PATIENCE
+from object_files import object_file
 
 pytest.importorskip("numba")
 
 from mie.base import cache_dir
 from mie.base.cache_dir import DIGEST_BYTES
 from mie.ops_jit import compiler, kernel_cache
-from mie.ops_jit.compiler import host_cpu
+from mie.ops_jit.compiler import Cpu, host_cpu
+from mie.ops_jit.environment import CannotRun
 from mie.ops_jit.jit_backend import JitBackend
-from mie.ops_jit.kernel_cache import Kernels, key_of
+from mie.ops_jit.kernel_cache import Kernels, kept_cpu, key_of
 
 CPU = host_cpu()
 KERNEL = "gate_mul"
@@ -191,7 +193,7 @@ PROGRAM = """
     backend = JitBackend(num_threads=2)
     x = np.linspace(-4, 4, 96, dtype=np.float32).reshape(3, 32)
     print(backend.activate(x, "silu").tobytes().hex())
-    print("numba" in sys.modules)
+    print({"numba", "llvmlite"} & {*sys.modules})
 """
 
 
@@ -200,6 +202,44 @@ def start() -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def test_a_warm_start_does_not_import_numba(cache: Path) -> None:
+def test_a_warm_start_loads_neither_numba_nor_llvm(cache: Path) -> None:
+    """LLVM's library takes 50 MiB, and Numba a third of a second."""
     with start() as process:
-        assert process.communicate(timeout=PATIENCE)[0].split()[1] == "False"
+        assert process.communicate(timeout=PATIENCE)[0].split()[1] == "set()"
+
+
+def test_llvm_describes_a_cpu_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    asked = []
+
+    def described() -> Cpu:
+        asked.append(os.environ.get("MIE_CPU"))
+        return host_cpu()
+
+    monkeypatch.setattr(kernel_cache, "host_cpu", described)
+    file = tmp_path / "cpuinfo"
+    monkeypatch.setattr(kernel_cache, "CPU_FILE", file)
+    for _ in range(2):  # nothing tells this CPU from another one
+        assert kept_cpu() == CPU
+    assert len(asked) == 2
+    one = "processor\t: 0\nflags\t\t: sse fma\ncpu MHz\t\t: 2596.120\n\n"
+    file.write_text(one)
+    assert [kept_cpu(), kept_cpu()] == [CPU, CPU]
+    file.write_text(one.replace("2596", "800") + one.replace(": 0", ": 1"))
+    assert kept_cpu() == CPU
+    assert len(asked) == 3
+    file.write_text(one.replace("fma", "fma avx512f"))
+    assert kept_cpu() == CPU
+    monkeypatch.setenv("MIE_CPU", "haswell")
+    assert [kept_cpu().name, kept_cpu().name] == ["haswell", "haswell"]
+    monkeypatch.setattr(kernel_cache, "version_of", lambda package: "0.99.0")
+    assert kept_cpu().name == "haswell"
+    assert asked == [None] * 4 + ["haswell"] * 2
+
+
+def test_a_kernel_that_cannot_be_loaded_is_refused_by_name(cache: Path) -> None:
+    """A compiler of another version might make it."""
+    kernel_cache.write("take_rows", key_of(CPU), object_file("call i64 @strlen(ptr null)"))
+    message = r"jit cannot run here: kernel take_rows cannot be loaded: .* another library \(pip"
+    with pytest.raises(CannotRun, match=message):
+        Kernels()["take_rows"]
