@@ -160,7 +160,12 @@ def _checked_pairs(
         if name is None or name not in shapes:
             unknown.append(own)
         else:
-            pairs.setdefault(name, {})[kind] = own
+            other = pairs.setdefault(name, {}).setdefault(kind, own)
+            if other != own:
+                raise WeightsError(
+                    f"{path}: tensors {shown(other)} and {shown(own)} are both {kind.upper()} of "
+                    f"{name} (remove one of them)"
+                )
     for own in unknown:
         for part, what in _REFUSED:
             if part in own:

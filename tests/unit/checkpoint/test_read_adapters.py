@@ -166,6 +166,13 @@ def test_a_wrong_shape_is_refused(tmp_path: Path) -> None:
             read(write_peft(tmp_path / str(index), arrays, r=4))
 
 
+def test_two_tensors_for_one_place_are_refused(tmp_path: Path) -> None:
+    arrays = random_adapter(WEIGHTS, 0)
+    arrays[Q.replace("model.", "model.language_model.", 1)] = arrays[Q]
+    with pytest.raises(WeightsError, match=r"are both [AB] of model\.layers\.0.*q_proj"):
+        read(write_peft(tmp_path, arrays))
+
+
 def test_half_a_change_is_refused(tmp_path: Path) -> None:
     path = write_peft(tmp_path, random_adapter(WEIGHTS, 0))
     file = path / "adapter_model.safetensors"
