@@ -39,6 +39,8 @@ class Dot:
     """What is added to each code, so that it has no sign."""
     unrolls: bool = False
     """Whether the words of a segment are no loop. LLVM keeps the order of few loads only."""
+    row_words: int = 1
+    """Words of a row that a load has. A dot of Arm can read one lane instead of equal lanes."""
 
 
 AVX2_WIDTHS = (2, 2, 2, 2, *(1,) * 6)
@@ -52,7 +54,8 @@ def dot_of(fmt: Format, cpu: Cpu) -> Dot:
         bias = 0 if fmt.headers > 1 else SEXTET_BIAS
     if cpu.architecture == "aarch64":
         if cpu.has("dotprod"):
-            return Dot(4, (4, 4, 2, 2, 2, 2), _sdot, bias=bias)
+            widths = (4, 4, 2, 2, 2, 2)
+            return Dot(4, widths, _sdot, bias=bias, unrolls=True, row_words=2)
         return Dot(4, (4, 2, 2, 1), _wide, bias=bias)
     if cpu.has("avx512vnni") or cpu.has("avxvnni"):
         bias = SIGNED_BYTE_BIAS if is_byte else bias

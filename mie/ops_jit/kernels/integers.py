@@ -10,7 +10,8 @@ times the bias that makes a format's codes unsigned, and the sum of the codes as
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from llvmlite import ir
@@ -32,6 +33,7 @@ from mie.ops_jit.kernels.panels import (
 from mie.ops_jit.kernels.products import emit_shapes, places_of_rows
 from mie.ops_jit.kernels.vectors import (
     F32,
+    I8,
     I32,
     I64,
     Emitted,
@@ -41,6 +43,7 @@ from mie.ops_jit.kernels.vectors import (
     int64,
     kernel_function,
     lanes,
+    load_lanes,
     plain,
     pointer,
     splat,
@@ -67,40 +70,47 @@ def _emit_tile(
     columns = Columns([w], firsts, dot.lanes)
     row_places = places_of_rows(b, x_stride, rows, width)
     segment_bytes = 4 * segment_words(fmt.segment)
-    num_steps = fmt.segment // fmt.inputs_of_load
+    step_inputs = max(fmt.inputs_of_load, 4 * dot.row_words)
+    num_steps = fmt.segment // step_inputs
+    num_words = fmt.words * step_inputs // fmt.inputs_of_load
     signs = dot.bias * (0x01010101 if fmt.inputs == 4 else 0x11111111)
     signs *= not fmt.has_sextets  # which are stored with the bias
     zeros = splat(I32, 0, dot.lanes)
 
-    def everywhere(place: ir.Value, at: int, kind: ir.Type) -> ir.Value:
-        number = b.load(pointer(b, b.add(place, I64(at)), kind), align=4)
-        return broadcast(b, number, dot.lanes)
+    def everywhere(place: ir.Value, at: int, kind: ir.Type, count: int) -> Vectors:
+        """Return neighbouring words of a row, each in all lanes."""
+        if dot.row_words == 1:
+            places = [pointer(b, b.add(place, I64(at + 4 * i)), kind) for i in range(count)]
+            return [broadcast(b, b.load(each, align=4), dot.lanes) for each in places]
+        own = load_lanes(b, b.add(place, I64(at)), kind, count)
+        return [b.shuffle_vector(own, own, splat(I32, i, dot.lanes)) for i in range(count)]
 
-    def dots(own: Vectors, places: Vectors, sums: Vectors) -> Vectors:
-        """Add the products of one word of each output."""
-        if signs:
-            own = [b.xor(each, splat_like(each, I32, signs)) for each in own]
-        for half in range(fmt.inputs // 4):
-            ready = [_bytes_of(b, each, half, fmt) for each in own]
-            numbers = [everywhere(place, 4 * half, I32) for place in places]
-            sums = [
-                dot.add(b, total, ready[i % width], numbers[i // width])
-                for i, total in enumerate(sums)
-            ]
-        return sums
+    def quads(words: Iterable[Vectors]) -> Iterator[Vectors]:
+        """Yield the codes of four inputs of each output, as bytes."""
+        for own in words:
+            if signs:
+                own = [b.xor(each, splat_like(each, I32, signs)) for each in own]
+            for half in range(fmt.inputs // 4):
+                yield [_bytes_of(b, each, half, fmt) for each in own]
 
-    def over(count: int, step: Callable[[ir.Value, Vectors], Vectors], sums: Vectors) -> Vectors:
-        """Return the sums after ``count`` steps."""
-        if not dot.unrolls and count > 1:
-            return loop(b, I64(count), step, sums)
-        for number in range(count):
-            sums = step(I64(number), sums)
-        return sums
+    def dots(words: Iterable[Vectors], places: Vectors, sums: Vectors) -> Vectors:
+        """Add the products of words of each output."""
+        totals, left, at = [*sums], quads(words), 0
+        while ready := [*itertools.islice(left, dot.row_words)]:
+            for r, place in enumerate(places):
+                numbers = everywhere(place, at, I32, dot.row_words)
+                for codes, number in zip(ready, numbers, strict=True):
+                    for i, own in enumerate(codes, start=r * width):
+                        totals[i] = dot.add(b, totals[i], own, number)
+            at += 4 * dot.row_words
+        return totals
 
     def segment(codes: Vectors, headers: Any, index: ir.Value, state: Vectors) -> Vectors:
         base = b.add(x, b.mul(index, I64(segment_bytes)))
         places = [*row_places(base)]
-        firsts = [everywhere(each, fmt.segment + 4, I32) if dot.bias else zeros for each in places]
+        firsts = [
+            everywhere(each, fmt.segment + 4, I32, 1)[0] if dot.bias else zeros for each in places
+        ]
         first_sums = firsts if dot.end is None else [zeros] * rows
         sums: Vectors = [each for each in first_sums for _ in range(width)]
 
@@ -111,32 +121,40 @@ def _emit_tile(
 
         def step(number: ir.Value, sums: Vectors) -> Vectors:
             """Use the words of codes that are loaded together."""
-            first = b.mul(number, I64(fmt.inputs_of_load))
-            words = [b.add(each, b.mul(number, I64(fmt.load_bytes))) for each in codes]
-            at = columns.places(b, words, 4)
+            begin, first = (b.mul(number, I64(size)) for size in (64 * num_words, step_inputs))
+            at = columns.places(b, [b.add(each, begin) for each in codes], 4)
 
-            def word(i: ir.Value, sums: Vectors) -> Vectors:
-                own = [fmt.load(b, b.add(each, b.shl(i, I64(6))), dot.lanes) for each in at]
-                return dots(own, rows_at(b.add(first, b.mul(i, I64(fmt.inputs)))), sums)
+            def word(i: ir.Value) -> Vectors:
+                return [fmt.load(b, b.add(each, b.shl(i, I64(6))), dot.lanes) for each in at]
 
-            sums = over(fmt.words, word, sums)
-            if not fmt.has_sextets:
-                return sums
-            own = [fmt.load_last(b, each, dot.lanes) for each in at]
-            return dots(own, rows_at(b.add(first, I64(fmt.inputs * fmt.words))), sums)
+            def dots_from(i: ir.Value, words: Iterable[Vectors], sums: Vectors) -> Vectors:
+                return dots(words, rows_at(b.add(first, b.mul(i, I64(fmt.inputs)))), sums)
 
-        sums = over(num_steps, step, sums)
+            words = (word(I64(i)) for i in range(num_words))
+            last = (
+                [fmt.load_last(b, each, dot.lanes) for each in at] for _ in range(fmt.has_sextets)
+            )
+            if dot.unrolls or num_words == 1:
+                return dots_from(I64(0), itertools.chain(words, last), sums)
+            sums = loop(b, I64(num_words), lambda i, sums: dots_from(i, [word(i)], sums), sums)
+            return dots_from(I64(num_words), last, sums)
+
+        if dot.unrolls or num_steps == 1:
+            for number in range(num_steps):
+                sums = step(I64(number), sums)
+        else:
+            sums = loop(b, I64(num_steps), step, sums)
         loaded = [[load() for load in each] for each in headers]
         totals = []
         for r, place in enumerate(places):
-            scale = everywhere(place, fmt.segment, F32)
+            _, scale, _, sum_of_codes = everywhere(place, fmt.segment - 4, F32, 4)
             for c, (weight, *offset) in enumerate(loaded):
                 total = sums[r * width + c]
                 if dot.end is not None:
                     total = dot.end(b, total, firsts[r])
                 term = b.fmul(b.sitofp(total, lanes(F32, dot.lanes)), weight)
                 if offset:
-                    term = fused(b, everywhere(place, fmt.segment + 8, F32), *offset, term)
+                    term = fused(b, sum_of_codes, *offset, term)
                 totals.append(fused(b, term, scale, state[r * width + c]))
         return totals
 
@@ -166,6 +184,9 @@ def _bytes_of(b: ir.IRBuilder, words: ir.Value, half: int, fmt: Format) -> ir.Va
     """Return bytes of words: every other nibble, or all bytes."""
     if fmt.inputs == 4:
         return words
+    if half and words.type.count == 4:  # NEON shifts bytes
+        own = b.bitcast(words, lanes(I8, 16))
+        return b.bitcast(b.lshr(own, splat_like(own, I8, 4)), words.type)
     if half:
         words = b.lshr(words, splat_like(words, I32, 4))
     return b.and_(words, splat_like(words, I32, 0x0F0F0F0F))

@@ -140,7 +140,7 @@ DOTS = {
         Cpu(X86, "skylake-avx512", CPUS["znver4"].features + ",+avx512bw"),
         "vpmaddubsw.*%ymm",
     ),
-    "Armv8.2": (Cpu(ARM, "cortex-a78", "+dotprod"), r"\ssdot\s"),
+    "Armv8.2": (Cpu(ARM, "cortex-a78", "+dotprod"), r"\ssdot\s.*, v\d+\.4b\[\d\]"),
     "Armv8.0": (Cpu(ARM, "cortex-a72", ""), r"\smla\s+v|\smul\s+v"),
 }
 """Kinds of CPUs that multiply bytes, and the instructions with which they do."""
@@ -163,7 +163,7 @@ INTEGERS = (
 @pytest.mark.parametrize(
     "dtype", [*INTEGERS[:1], *(pytest.param(each, marks=pytest.mark.slow) for each in INTEGERS[1:])]
 )
-def test_integer_products_are_the_dots_of_a_cpu_and_spill_next_to_nothing(kind: str, dtype: str):
+def test_integer_products_are_the_dots_of_a_cpu_and_spill_little(kind: str, dtype: str):
     cpu, pattern = DOTS[kind]
     code = assembly(code_like(f"multiply_int8[{dtype}]", cpu), cpu)
     loops = 0
@@ -171,7 +171,8 @@ def test_integer_products_are_the_dots_of_a_cpu_and_spill_next_to_nothing(kind: 
         if dots := sum(bool(re.search(pattern, line)) for line in loop):
             loops += 1
             spills = [line for line in loop if TO_STACK.search(line)]
-            assert len(spills) <= dots / 10, (dots, spills)
+            # Loads in a fixed order, as on x86, would take more instructions on Arm than spills.
+            assert len(spills) <= dots / (4 if kind == "Armv8.2" else 10), (dots, spills)
             assert len(loop) < 10 * dots + 40
     assert loops >= 4
     own = set(re.findall(r"^(\w+):", code, re.MULTILINE))
