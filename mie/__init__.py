@@ -1,4 +1,4 @@
-"""A miniature LLM inference engine whose every number can be checked.
+"""A miniature LLM inference engine. Every number can be checked.
 
     from mie import LLM, SamplingParams
 

@@ -1,4 +1,4 @@
-"""Turn requests of token ids into tokens, one step at a time. The engine never sees text."""
+"""Turn requests of token ids into tokens, one step at a time. The engine handles no text."""
 
 import logging
 import time
@@ -49,7 +49,7 @@ class Runner(Protocol):
 
 
 class Log(Protocol):
-    """The event log, to which the scheduler and the memory emit their records."""
+    """The event log. The scheduler and the memory emit records to it."""
 
     def end_step(self, summary: Mapping[str, Any], /) -> None:
         """End a step with its numbers."""
@@ -82,7 +82,7 @@ class Engine:
             engine.step()
         print(request.sequences[0].output_ids)
 
-    The truth about a request is its tokens, and blocks are a cache of them. So an exception at any
+    The state of a request is its tokens, and blocks are a cache of them. So an exception at any
     line, for example from a signal handler, costs time and no output: the next call repairs the
     state.
     """
@@ -118,7 +118,7 @@ class Engine:
         self.before_step: list[Callable[[], None]] = []
         """Functions that may give blocks on the host to waiting sequences, before each step."""
         self.vocab_size = vocab_size
-        """Number of token ids that the model knows."""
+        """Number of token ids of the model."""
         self.backend = backend
         """Name of the backend that computes."""
         self.max_model_len = scheduler.longest

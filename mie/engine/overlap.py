@@ -16,7 +16,7 @@ from mie.sched.result import StepResult
 class OverlappingRunner:
     """A `ModelRunner` with steps that overlap with the host's work between them.
 
-    ``rows_after`` tells which rows decode after a plan (`Scheduler.ahead`).
+    ``rows_after`` returns the rows that decode after a plan (`Scheduler.ahead`).
     """
 
     def __init__(

@@ -151,7 +151,7 @@ class Row:
 def take_forced(
     rows: Mapping[int, Row], sampled: Iterable[int], limit: int
 ) -> dict[int, tuple[int, ...]]:
-    """Let rows that got a token append those that must follow it, and return them by row.
+    """Append the tokens that must follow a row's new token, and return them by row.
 
     Choices that fork in this step have no rows yet.
     """

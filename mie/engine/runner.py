@@ -31,7 +31,7 @@ class Launched:
     """A launched step. Its results may not be known yet."""
 
     rows: tuple[int, ...]
-    """The rows of its plan that decode, ascending, also those that have ended since."""
+    """The rows of its plan that decode, ascending, including sequences that have ended since."""
     logits: Array
     drawn: Drawn
 
@@ -57,7 +57,7 @@ class ModelRunner:
     ) -> None:
         """Set the parts. ``states`` are the states of recurrent layers, if the model has some.
 
-        A row has ``num_groups`` block tables, as many as the decoder's layout.
+        A row has ``num_groups`` block tables, like the decoder's layout.
         """
         self.decoder = decoder
         self.backend = decoder.backend
@@ -203,7 +203,7 @@ class ModelRunner:
             self._move_states(states)
 
     def _import(self, host_id: int, block_id: int) -> bool:
-        """Write a block whose content replaces a block on the host, if there is one."""
+        """Import a block from the host. Return False if the host does not have it."""
         data = self.host_blocks.pop(host_id, None)
         if data is not None:
             self.backend.import_block(self._kv_cache, block_id, data)
@@ -332,7 +332,7 @@ class ModelRunner:
     def advance(
         self, plan: StepPlan, decoded: Sequence[int], chunks: Sequence[ChunkResult]
     ) -> None:
-        """Record the tokens that a step stored, and those that its decodes sampled."""
+        """Record the tokens that a step stored, and the tokens that its decodes sampled."""
         rows = np.array(plan.decodes, np.int64)
         self._num_stored[rows] += 1
         self._last_tokens[rows] = decoded

@@ -128,7 +128,7 @@ class KVCacheManager:
 
     @property
     def blocks_per_fork(self) -> int:
-        """The most blocks that a fork takes before it is preempted for want of others."""
+        """Maximum number of blocks that a fork takes before more blocks need a preemption."""
         return 1 + sum([part.num_per_fork for part in self.block_parts])
 
     # Opening.
@@ -274,7 +274,7 @@ class KVCacheManager:
     def reserve_drafts(self, table: BlockTable, num_tokens: int) -> bool:
         """Grow the table to hold draft tokens too, until `settle`.
 
-        Return False, unchanged, if blocks run out, or a part cannot keep what it has.
+        Return False, unchanged, if blocks run out, or a part cannot keep its contents.
         """
         if num_tokens > table.num_writable and not self.grow(table, num_tokens):
             return False
@@ -393,7 +393,7 @@ class KVCacheManager:
         return True
 
     def swap_out(self, table: BlockTable) -> HostTable | None:
-        """Swap out a table's stored tokens, including those in shared blocks.
+        """Swap out a table's stored tokens, including tokens in shared blocks.
 
         Return None if the host pool is too full. The table stays open, so the caller must close it.
         """
@@ -449,7 +449,7 @@ class KVCacheManager:
         self._put("alloc", table, index, self.pool.take_run(count, last))
 
     def copy(self, source: int, target: int, table: BlockTable, cause: str) -> None:
-        """Plan the copy of a block to a new one of a table."""
+        """Plan the copy of a block to a new block of a table."""
         self._moves.copies.append((source, target))
         self.emit(("copy", source, target, table.owner, cause))
         self.stats.num_copies += 1

@@ -169,7 +169,7 @@ class PrefixCache:
         return block_ids
 
     def offer(self, node: Node | None) -> None:
-        """Let a node and those above it be evicted, as far as only the tree holds them."""
+        """Make a node and the nodes above it evictable, as far as only the tree holds them."""
         while node and node.block_id is not None and self._pool.refcount(node.block_id) == 1:
             self._pool.num_cached += node not in self.unheld
             self.unheld[node] = self._pool.num_steps

@@ -24,9 +24,9 @@ def reserve_ahead(running: Items[Sequence], manager: KVCacheManager) -> None:
 
 
 def rows_ahead(running: Items[Sequence]) -> tuple[int, ...]:
-    """Return the rows of the step after one in which all sequences decode.
+    """Return the rows of the next step, after a step in which all sequences decode.
 
-    The result is empty if one of them has no slot yet.
+    The result is empty if a sequence has no slot yet.
     """
     tables = [seq.table for seq in running if seq.may_continue and seq.table is not None]
     if any(table.num_tokens + 2 > table.num_writable for table in tables):

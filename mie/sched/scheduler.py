@@ -30,7 +30,7 @@ from mie.sched.swap import drop_host, swap_out
 
 
 class Scheduler:
-    """Plans each step: which sequences of the waiting queue and the running rows compute what."""
+    """Plans each step: the tokens that waiting and running sequences compute."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class Scheduler:
         return find_allocation(self.manager, seq, self._num_reserved if self.running else 0)
 
     def _start(self, seq: Sequence, allocation: Allocation) -> None:
-        """Let a waiting sequence run in the next row, over the blocks that were just found."""
+        """Move a waiting sequence to the next row, with the blocks that were just found."""
         row, notes = self._rows.next_row, seq.request.notes
         count_admission(seq, allocation, row, self.manager, self._emit)
         seq.host = None

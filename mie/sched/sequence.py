@@ -42,7 +42,7 @@ class Request:
     cache_salt: str | None = None
     """Only requests with the same salt share cached blocks."""
     client: str | None = None
-    """Who sent it. Under the "fair" policy, each client gets its share."""
+    """The sender. Under the "fair" policy, each client gets a share."""
     prediction: Items[int] = ()
     """Tokens that its output may contain, for drafts. They change no token."""
     adapter: int = 0
@@ -65,7 +65,7 @@ class Request:
         self.prompt_logprobs: list[TokenLogprobs] = []
         """Log-probabilities of the prompt's positions, from the first to the last computed one.
 
-        Empty unless they were asked for. Each is computed once, even after a preemption.
+        Empty unless they were requested. Each is computed once, even after a preemption.
         """
         self.notes: dict[str, list[int]] = {}
         """Notes of the memory's parts. They outlast the block tables of its sequences."""
@@ -79,7 +79,7 @@ class Request:
             seq.max_tokens = longest
 
     def restore(self) -> list[Sequence]:
-        """Reset all sequences to their tokens alone, and return those that must wait."""
+        """Reset all sequences to their tokens alone, and return the sequences that must wait."""
         for seq in self.sequences:
             seq.restore()
         first = self.prefill_choice
@@ -140,7 +140,7 @@ class Sequence:
     max_tokens: int = 0
     """Maximum number of tokens, including the prompt's. The scheduler sets it."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """One for each generated token, if they were asked for."""
+    """One for each generated token, if they were requested."""
     table: BlockTable | None = None
     host: HostTable | None = None
     is_prefilling: bool = False
@@ -171,7 +171,7 @@ class Sequence:
 
     @property
     def num_final(self) -> int:
-        """The number of output tokens with all that was asked for.
+        """The number of output tokens with all requested results.
 
         Forced tokens get their log-probabilities when the tokens before them are computed.
         """

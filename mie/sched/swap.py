@@ -6,7 +6,7 @@ from mie.sched.sequence import Sequence
 
 
 def swap_out(seq: Sequence, table: BlockTable, manager: KVCacheManager) -> str:
-    """Swap out a preempted sequence if the host has room, and return what happened."""
+    """Swap out a preempted sequence if the host has room, and return the mode."""
     seq.host = manager.swap_out(table)
     if seq.host is None:
         return "recompute: host pool full"

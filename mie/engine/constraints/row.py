@@ -1,4 +1,4 @@
-"""Follow a constrained output token by token. The engine sees tokens, not text."""
+"""Follow a constrained output token by token. The engine handles tokens, not text."""
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -16,7 +16,7 @@ class RowConstraint:
     """Follows the tokens of one row, and gives the tokens that may come next.
 
     The state derives from the row's tokens, so a row that is made again after a preemption, a fork
-    or an exception needs nothing else. It starts when the first question is asked.
+    or an exception needs nothing else. It starts at the first call.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Choose the waiting sequences at which a step may look before it plans."""
+"""Choose the waiting sequences that a step may check before it plans."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Departures:
     def connect(self, scheduler: Scheduler, is_slow: Callable[[Seq], bool]) -> None:
         """Set the scheduler, before the first step.
 
-        ``is_slow`` tells that blocks are on a disk, and computing them is faster than reading them.
+        ``is_slow``: blocks are on a disk, and computing them is faster than reading them.
         """
         self._candidates, self._manager = Candidates(scheduler), scheduler.manager
         self._is_slow = is_slow

@@ -13,15 +13,15 @@ class Look:
     """An engine at one moment between two steps."""
 
     segments: Sequence[Segment] | None
-    """The log in memory, if the steps that were asked for are not all there."""
+    """The log in memory, if some requested steps are missing."""
     steps: Sequence[Step]
-    """The steps that were asked for."""
+    """The requested steps."""
     rest: Step
     """The records after the last step."""
     counts: Mapping[str, int]
     """Read from the scheduler and the allocator, not from the log."""
     metrics: Snapshot | None
-    """The numbers of `/metrics`, if they were asked for."""
+    """The numbers of `/metrics`, if they were requested."""
 
 
 def look_at(engine: Engine, after: int | None, *, with_metrics: bool = False) -> Look:

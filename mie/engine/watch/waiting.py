@@ -1,4 +1,4 @@
-"""Say in numbers, and in a sentence, why a sequence waits."""
+"""Explain in numbers, and in a sentence, why a sequence waits."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -29,7 +29,7 @@ class Part(Protocol):
         """Return the longest beginning of a cached path that a table can share."""
 
     def reserve(self, table: BlockTable, allocation: Allocation) -> None:
-        """Hold what a table shares, before it allocates blocks and others are evicted."""
+        """Hold a table's shared contents, before it allocates blocks and others are evicted."""
 
     def open(self, table: BlockTable, allocation: Allocation, notes: dict[str, list[int]]) -> None:
         """Take the memory of a new table. The table has its blocks.
@@ -47,9 +47,9 @@ class Part(Protocol):
         """Keep the contents before a step with drafts. Return False, unchanged, if it cannot."""
 
     def settle(self, table: BlockTable, *, is_whole: bool) -> bool:
-        """End a step with drafts. ``is_whole`` says whether all its tokens are kept.
+        """End a step with drafts. ``is_whole``: all its tokens are kept.
 
-        Return False to keep none of them. The contents are then those before the step.
+        Return False to keep none of them. The contents are then the same as before the step.
         """
 
     def commit(self, table: BlockTable) -> None:
@@ -69,15 +69,15 @@ class Part(Protocol):
 
 
 class BlockPart(Part, Protocol):
-    """A part that takes blocks of the manager's pool, and is one of its ``block_parts``."""
+    """A part in the manager's ``block_parts``. It takes blocks of the manager's pool."""
 
     @property
     def num_held(self) -> int:
-        """The number of blocks of all open tables. A shared one counts for each table."""
+        """The number of blocks of all open tables. A shared block counts for each table."""
 
     @property
     def num_per_fork(self) -> int:
-        """The most blocks that a fork takes before it reserves more."""
+        """Maximum number of blocks that a fork takes before it reserves more."""
 
     def num_needed(self, num_stored: int, num_tokens: int, table: BlockTable | None = None) -> int:
         """Return how many blocks to reserve before a table can compute the tokens.
@@ -90,7 +90,7 @@ class BlockPart(Part, Protocol):
         """Take the blocks of a table that has grown. The needed blocks are available."""
 
     def trim(self, table: BlockTable, num_blocks: int) -> None:
-        """Release what belongs to the table's blocks after the first ``num_blocks``."""
+        """Release the memory for the table's blocks after the first ``num_blocks``."""
 
     def restored(self, table: BlockTable, num_tokens: int) -> list[int]:
         """Take the blocks of a new table that its `stored` ones are copied back to."""

@@ -96,8 +96,8 @@ class States:
     def open(self, table: BlockTable, allocation: Allocation, notes: dict[str, list[int]]) -> None:
         """Give a table its slot, and fill it.
 
-        The note has the positions after which the snapshots of the request stay: the end of the
-        prompt, and the place where a later request leaves the tokens of earlier ones. It is written
+        The note has the positions of the snapshots that stay for the request: the end of the
+        prompt, and the place where it departs from the tokens of earlier requests. It is written
         when the first table of the request is opened.
         """
         pinned = notes.setdefault(self.name, [])
@@ -122,7 +122,7 @@ class States:
         self._begin(table, state)
 
     def _places(self, allocation: Allocation) -> set[int]:
-        """Return the positions after which a new request's snapshots stay."""
+        """Return the positions of a new request's snapshots that stay."""
         size, known = self._manager.block_size, self._num_known(allocation)
         end, back = (len(allocation.token_ids) - 1) // size, self._distance
         places = {known, end * size}
@@ -295,7 +295,7 @@ class States:
 
     @property
     def slots_by_use(self) -> dict[str, int]:
-        """The number of slots of open tables, of snapshots, and of those that are free."""
+        """The numbers of slots of open tables, of slots of snapshots, and of free slots."""
         counts = {"running": len(self.states), "snapshot": len(self.snapshots)}
         return {**counts, "free": len(self._free_slots)}
 
@@ -310,7 +310,7 @@ class States:
         return snapshot
 
     def _take_slot(self) -> int:
-        """Return a free slot, for which a snapshot may be evicted."""
+        """Return a free slot. A snapshot may be evicted for it."""
         if not self._free_slots:
             node = min(self.snapshots, key=self._value)
             self._clock = max(self._clock, self._value(node))

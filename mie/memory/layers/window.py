@@ -17,14 +17,14 @@ class Window:
     """
 
     size: int
-    """Positions that a query sees, its own included: the widest of the layers' windows."""
+    """Positions that a query reads, its own included: the widest of the layers' windows."""
     num_groups: int
     block_size: int
     max_chunk: int
     """Maximum number of tokens of a sequence that a step computes. It is at least 2."""
 
     def reach(self, position: int) -> int:
-        """Return the index of the first block that queries at ``position`` and later ones see."""
+        """Return the index of the first block that queries at ``position`` and later read."""
         return max(0, position - self.size + 1) // self.block_size
 
     @property

@@ -155,11 +155,11 @@ class Windows:
         return True
 
     def settle(self, table: BlockTable, *, is_whole: bool) -> bool:
-        """Do nothing. Entries are let go when the kept tokens are recorded."""
+        """Do nothing. Entries are released when the kept tokens are recorded."""
         return True
 
     def trim(self, table: BlockTable, num_blocks: int) -> None:
-        """Let go of the entries after the first ``num_blocks`` blocks."""
+        """Release the entries after the first ``num_blocks`` blocks."""
         own = self.tables[table]
         empty = own.entries[max(0, num_blocks - own.num_passed) :]
         for entry in empty:
@@ -190,7 +190,7 @@ class Windows:
         table.num_writable = min(table.num_writable, (index + count) * self.window.block_size)
 
     def _pass(self, table: BlockTable) -> None:
-        """Let go of the entries that no later token can reach."""
+        """Release the entries that no later token can reach."""
         own = self.tables[table]
         count = self.window.reach(table.num_tokens) - own.num_passed
         if count <= 0:

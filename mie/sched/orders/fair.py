@@ -177,7 +177,7 @@ class FairQueue(WaitingQueue):
         return dict(sorted(shares.items(), key=itemgetter(1)))
 
     def budget(self, first: Sequence | None) -> Budget:
-        """Divide a step's tokens between clients if they want more than there are."""
+        """Divide a step's tokens between clients if they are too few for all."""
         if len(self._queues) > 1:
             self._charge(*self._rows.running)
         total, most = self._config.max_num_batched_tokens, max_chunk(self._config)

@@ -29,7 +29,7 @@ class ClientBudget(Budget):
 def split(total: int, wanted: Mapping[K, int], weights: Mapping[K, float]) -> dict[K, int]:
     """Return parts of ``total`` in proportion to the weights, but none larger than wanted.
 
-    Tokens that one does not want go to the others (weighted max-min fairness).
+    Tokens that one key does not need go to the others (weighted max-min fairness).
     """
     parts: dict[K, int] = {}
     left = {key: weights[key] for key in wanted}

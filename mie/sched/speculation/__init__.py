@@ -1,4 +1,4 @@
-"""Let a step compute guesses of the next tokens, and keep the guesses that the model draws too.
+"""Compute guesses of the next tokens in a step, and keep the guesses that the model draws too.
 
 A decode with drafts is a chunk: the sequence's last token and the drafts, with logits for each.
 Every row of logits draws the token that it would draw without drafts. A draft is kept if it is
@@ -39,13 +39,13 @@ class Drafter(Protocol):
         """
 
     def observe(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
-        """Learn how many drafts of a step were kept. The sequence has the kept ones already."""
+        """Record how many drafts of a step were kept. The sequence has the kept ones already."""
 
     def end(self, seq: Sequence) -> None:
-        """Forget a sequence that has ended."""
+        """Drop the data of a sequence that has ended."""
 
     def forget(self) -> None:
-        """Forget everything that was learned from sequences that have ended."""
+        """Drop all data from sequences that have ended."""
 
 
 class Speculation:
@@ -103,7 +103,7 @@ class Speculation:
         return drafts
 
     def settle(self, seq: Sequence, chunk: Chunk, yielded: ChunkResult) -> None:
-        """Append the drafts that are kept, and give back the slots of the others.
+        """Append the drafts that are kept, and release the slots of the others.
 
         The token after them is left to `Scheduler.update`.
         """
