@@ -1,4 +1,4 @@
 """Offer small tools, and wrap the operating system: files, memory, processes, threads and logs.
 
-This room knows the standard library and the errors alone.
+This room uses only the standard library and the errors.
 """

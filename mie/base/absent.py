@@ -28,6 +28,6 @@ class ModulesOfVllm:
 
 
 def refuse_modules_of_vllm() -> None:
-    """Let imports of vLLM's modules under the name of mie raise the remedy."""
+    """Make imports of vLLM's modules under the name of mie raise the remedy."""
     if ModulesOfVllm not in sys.meta_path:
         sys.meta_path.append(ModulesOfVllm)

@@ -24,7 +24,7 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class CacheError(Exception):
-    """A cache cannot be used. The message says which folder, and why."""
+    """A cache cannot be used. The message names the folder and the reason."""
 
 
 def cache_path(name: str, environment: Mapping[str, str] = os.environ) -> Path:
@@ -92,7 +92,7 @@ def read_kept(cache: str, name: str) -> bytes | None:
 
 
 def map_kept(cache: str, name: str) -> memoryview | None:
-    """Return what `read_kept` returns, but map it. Only parts that are read take memory."""
+    """Return the same content as `read_kept`, but map it. Only parts that are read take memory."""
     with suppress(OSError, ValueError, CacheError):  # an empty file cannot be mapped
         path = open_cache(cache) / name
         if is_private_file(path):

@@ -11,7 +11,7 @@ GRACE = 2.0
 
 
 class CommandError(Exception):
-    """A command did not succeed. The message says why: "is not installed"."""
+    """A command did not succeed. The message has the reason: "is not installed"."""
 
     def __init__(self, why: str, errors: str = "") -> None:
         super().__init__(why)

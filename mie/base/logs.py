@@ -1,7 +1,7 @@
 """Log by Python's rules for libraries: to loggers under "mie", and without own output.
 
 ``MIE_LOGGING_LEVEL`` sets the level. The command line shows the records. A program that uses the
-library sees them after ``logging.basicConfig()``.
+library gets them after ``logging.basicConfig()``.
 """
 
 import logging

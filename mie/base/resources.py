@@ -37,7 +37,7 @@ each thread have freed. Both count towards a limit even where no page is touched
 """
 
 MOST_FILES = 1 << 16
-"""Maximum of open files for which `raise_open_files` asks."""
+"""Maximum of open files that `raise_open_files` sets."""
 
 
 def raise_open_files() -> int:
@@ -96,7 +96,7 @@ def available_bytes(read: Read = read_text) -> int:
     """Return how many bytes a program can allocate without swapping out others.
 
     This is Linux's MemAvailable, or the least that a control group or a limit of the process leaves
-    if that is less. Other systems tell only the machine's memory.
+    if that is less. Other systems report only the machine's memory.
     """
     available = memory_info(read).get("MemAvailable")
     if available is None:

@@ -21,7 +21,7 @@ MAX_SYSTEM_NAME = 15
 
 
 def after_fork(method: Callable[[], object]) -> None:
-    """Call a method in each forked child, as long as its object lives."""
+    """Call a method in each forked child, as long as its object exists."""
     reference = weakref.WeakMethod(method)
 
     def call() -> None:
@@ -87,8 +87,7 @@ def is_of_the_request(error: BaseException) -> bool:
 def raised_by_signal_handler(error: BaseException) -> bool:
     """Return whether a signal handler that is written in Python raised ``error``.
 
-    Such an exception can come out of any line that the main thread runs. It says nothing about that
-    line.
+    Such an exception can come out of any line that the main thread runs, whatever the line does.
     """
     if threading.current_thread() is not threading.main_thread():
         return False

@@ -1,4 +1,4 @@
-"""Read requests and set limits inside a worker process, which `mie.base.worker` starts.
+"""Read requests and set limits inside a worker process of `mie.base.worker`.
 
 A message is its length in 8 bytes and its data. The kernel kills the process with SIGPROF when it
 exceeds its CPU time.
@@ -25,7 +25,7 @@ def write_message(data: bytes) -> None:
 
 
 def limit_cpu_seconds(seconds: float) -> None:
-    """Let the kernel kill the process after so many more seconds of CPU time; 0: no limit."""
+    """Set the CPU time in seconds after which the kernel kills the process; 0: no limit."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
     signal.setitimer(signal.ITIMER_PROF, seconds)

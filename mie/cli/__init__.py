@@ -2,7 +2,7 @@
 
 ``commands.json`` declares the texts and the options of the commands. In each file ``run`` executes
 a command and returns the exit code. It may raise any `MieError`, and `main` prints the error. A
-function ``add_parser`` adds options that are not declared. This room knows text and terminals, no
+function ``add_parser`` adds options that are not declared. This room handles text and terminals, no
 arrays. A command line imports only the file of its command, and a command imports the engine when
 it runs, so that help and mistakes in the arguments cost little.
 """
@@ -103,7 +103,8 @@ def _make_streams_safe() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed by the parent process
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # until exit
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # until
+            exit
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
 

@@ -39,7 +39,7 @@ _COUNT = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)([kmgtKMGT])", re.ASCII)
 
 
 def add_settings(parser: argparse.ArgumentParser, cls: type, omit: Collection[str] = ()) -> None:
-    """Add an option for each setting of ``cls`` except those in ``omit``, grouped by section.
+    """Add an option for each setting of ``cls`` except for ``omit``, grouped by section.
 
     The namespace has None for an option that is not given.
     """
@@ -76,7 +76,7 @@ def _json_or_text(text: str) -> Any:
 
 
 def given(args: argparse.Namespace, cls: type, omit: Collection[str] = ()) -> dict[str, Any]:
-    """Return the given options by field name of ``cls``, except those in ``omit``."""
+    """Return the given options by field name of ``cls``, except for ``omit``."""
     objects = [name for name, _, declared in settings_of(cls) if declared.kind == "object"]
     names = [*(each.name for each in fields(cls)), *NEUTRAL.get(cls.__name__, {})]
     values = {name: getattr(args, name, None) for name in names if name not in (*omit, *objects)}

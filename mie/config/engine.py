@@ -20,7 +20,7 @@ class ClientQuota:
     """The weight of a client's share, and the maximum number of its sequences that run at once.
 
     A client of weight 2 gets twice the share of a client of weight 1. Without ``max_num_seqs``, a
-    client may take every seat that no other client wants.
+    client may take every seat that no other client needs.
     """
 
     weight: float = 1

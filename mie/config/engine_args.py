@@ -140,7 +140,7 @@ class EngineArgs(_OftenPassed, EngineSettings, ModelSettings):
         return f"{type(self).__name__}({self.model!r}{''.join(changed)})"
 
     def engine_config(self) -> EngineConfig:
-        """Return the settings of the engine, without those that have no effect there."""
+        """Return the settings of the engine, without settings that have no effect there."""
         values: dict[str, Any] = {"num_blocks": self._num_blocks()}
         for name, default, declared in settings_of(EngineSettings):
             value = getattr(self, name)
@@ -178,7 +178,7 @@ class EngineArgs(_OftenPassed, EngineSettings, ModelSettings):
     def add_cli_args(
         cls, parser: argparse.ArgumentParser, omit: Collection[str] = ()
     ) -> argparse.ArgumentParser:
-        """Add an option for each argument except those in ``omit``.
+        """Add an option for each argument except for ``omit``.
 
         Options that only vLLM has are hidden from the help.
         """
@@ -241,7 +241,7 @@ def with_arguments_of(
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
     """Give an ``__init__`` the parameters of the dataclass ``arguments``. This is a decorator.
 
-    Type checkers, editors and ``help`` see the dataclass's parameters. An unknown parameter raises
+    Type checkers, editors and ``help`` show the dataclass's parameters. An unknown parameter raises
     `ConfigError` with the name of the class that was called.
     """
     parameters = inspect.signature(arguments).parameters

@@ -1,4 +1,4 @@
-"""Know everything about a setting that its name, type and default do not say.
+"""Declare the facts about a setting beyond its name, type and default.
 
 A setting is a field of a dataclass. A row of ``settings.json``, beside its module, declares the
 rest. The checks, the command-line options, the refusals of backends and of

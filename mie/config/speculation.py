@@ -1,4 +1,4 @@
-"""Check the setting ``speculative_config``, which has the keys of vLLM's."""
+"""Check the setting ``speculative_config``. It has vLLM's keys."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class SpeculativeConfig:
     suffix_decoding_max_cached_requests: int = 1000
     """Maximum number of finished answers that are kept, for ``suffix``. 0 keeps none."""
     suffix_decoding_min_token_prob: float = 0.1
-    """Minimum share of a continuation among those that were seen, for ``suffix``."""
+    """Minimum share of a continuation among all that were found, for ``suffix``."""
 
 
 def speculation_of(value: object) -> SpeculativeConfig | None:
-    """Return what the setting ``speculative_config`` says, or None without drafts.
+    """Return the setting ``speculative_config``, checked, or None without drafts.
 
     Raises:
         ConfigError: a key is unknown or not supported, or a value is out of range.

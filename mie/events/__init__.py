@@ -1,6 +1,6 @@
 """Keep the event log: the effects of every step on requests and blocks, in memory and in a file.
 
-This room knows records: their names, numbers and order. It knows neither scheduler nor block
+This room handles records: their names, numbers and order. It imports neither scheduler nor block
 tables. Scheduler and memory emit records here, and `mie.events.replay` rebuilds their state.
 """
 

@@ -2,5 +2,5 @@
 
 The solutions are the tutorial's files. This room makes the exercises from them (`exercises`), runs
 a learner's file in a process of its own (`check`), and explains the first rule that it breaks
-(`checks`). It knows the tutorial's code and the bundled model, and nothing of mie's engine.
+(`checks`). It uses the tutorial's code and the bundled model, and nothing of mie's engine.
 """

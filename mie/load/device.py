@@ -56,7 +56,7 @@ def load_device_part(
 
 
 def new_slots(opened: OpenedModel, backend: Backend, config: EngineConfig) -> AdapterSlots | None:
-    """Return empty slots of adapters, or None if the settings ask for none."""
+    """Return empty slots of adapters, or None if the settings have none."""
     if not config.enable_lora:
         return None
     sizes = config.max_loras, config.max_lora_rank

@@ -27,7 +27,7 @@ SHARE = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFiles:
-    """Facts about a model that its files tell."""
+    """Facts about a model from its files."""
 
     directories: tuple[Path, ...]
     """Where they are: a folder, or a GGUF file."""

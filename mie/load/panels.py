@@ -19,7 +19,7 @@ _SOURCES = (
 
 
 def keep_panels(opened: OpenedModel, chosen: ChosenBackend, settings: LoadSettings) -> None:
-    """Let the jit backend map the panels of an earlier load, or keep those that it packs.
+    """Make the jit backend map the panels of an earlier load, or keep the panels that it packs.
 
     Raises:
         WeightsError: the weights cannot be read.

@@ -36,7 +36,7 @@ It is also at most a quarter of the memory that is left there. A GPU's own memor
 """
 
 DEFAULT_CONTEXTS, DEFAULT_TOKENS = 2, 512
-"""What the KV cache has room for by default, in memory that other programs share.
+"""The default contents of the KV cache, in memory that other programs share.
 
 These are so many contexts of ``max_model_len``, or so many tokens for each of ``max_num_seqs``.
 """
@@ -184,8 +184,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """Choose the number of blocks: the requested one, or enough for every sequence if it fits.
 
-    The plan may need more memory than there is (`MemoryPlan.fits`). ``memory`` is what it divides,
-    and by default all that the backend has.
+    The plan may need more memory than there is (`MemoryPlan.fits`). It divides ``memory``, by
+    default all memory of the backend.
 
     Raises:
         ConfigError: a setting is beyond the model, or less than one block.

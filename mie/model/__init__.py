@@ -1,4 +1,4 @@
 """Define one decoder for every family.
 
-This room knows shapes, weights and the Backend contract. It imports no files, requests or blocks.
+This room handles shapes, weights and the Backend contract. It imports no files, requests or blocks.
 """

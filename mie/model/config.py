@@ -97,7 +97,7 @@ class Scheme:
 
 @dataclass(frozen=True, kw_only=True)
 class Quantisation:
-    """Which modules are quantised in the files, and how."""
+    """The modules that are quantised in the files, and their forms."""
 
     method: str
     groups: tuple[tuple[tuple[str, ...], Scheme], ...]

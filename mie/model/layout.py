@@ -1,8 +1,8 @@
 """Divide the layers that attend into groups, each with block tables of its own.
 
-A block has memory for the layers of one group. The layers that see all positions are the first
-group. Layers with a window are as many more groups of that size as they need, so that blocks behind
-a window can be freed and used for any other group.
+A block has memory for the layers of one group. The layers without a window are the first group.
+Layers with a window are as many more groups of that size as they need, so that blocks behind a
+window can be freed and used for any other group.
 """
 
 from __future__ import annotations

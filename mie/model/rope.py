@@ -1,8 +1,8 @@
 """Compute the rotation frequencies of rotary position embeddings (RoPE).
 
 A pair of channels ``j`` of a head turns by ``position * inv_freq[j]`` radians. Queries and keys are
-then multiplied by ``attention_scaling``. The scalings below let a model read beyond its training
-context by turning some pairs more slowly. All of them depend on the configuration and on the
+then multiplied by ``attention_scaling``. The scalings below extend a model's context beyond its
+training by turning some pairs more slowly. All of them depend on the configuration and on the
 largest number of positions, never on the current length, so a key can be cached once it is rotated.
 """
 

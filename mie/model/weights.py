@@ -230,7 +230,7 @@ class Loader:
                 yield ordered(list(self._rows(name, share)), order)
 
     def vector(self, prefix: str, name: str | None) -> Array | None:
-        """Load a vector as it is in the file."""
+        """Load a vector of the file, unchanged."""
         return None if name is None else self.backend.load_vector(self.read(prefix + name))
 
     def read(self, name: str) -> NDArray[Any]:

@@ -1,4 +1,4 @@
 """Implement the operators in NumPy, as the reference definition and as a plain CPU backend.
 
-This room knows arrays. A slot is just an integer here, and requests are unknown.
+This room handles arrays. A slot is just an integer here, and requests are unknown.
 """

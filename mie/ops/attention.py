@@ -37,12 +37,12 @@ def paged_attention(
     The last counts the tokens in the cache, including this step's.
 
     Query head h reads KV head h * Hkv // Hq (grouped-query attention: Ainslie et al., 2023,
-    arXiv:2305.13245). Query i of a sequence with n queries and length s is at p = s - n + i.
-    It sees the keys at max(0, p - window + 1) … p. ``soft_cap`` bounds the scaled scores.
-    ``sinks`` [Hq] are the scores of one more key of each head, with the value zero. Slots beyond a
-    sequence's length are never read. With a quantised cache a query sees the stored keys and
-    values, and so its own rounded ones. At most ``max_queries`` queries are scored together. If it
-    is 1, the shape of a query's products depends on its position alone.
+    arXiv:2305.13245). Query i of a sequence with n queries and length s is at p = s - n + i. It
+    sees the keys at max(0, p - window + 1) … p. ``soft_cap`` bounds the scaled scores. ``sinks``
+    [Hq] are the scores of one more key of each head, with the value zero. Slots beyond a sequence's
+    length are never read. With a quantised cache a query reads the stored keys and values, and so
+    its own after rounding. At most ``max_queries`` queries are scored together. If it is 1, the
+    shape of a query's products depends on its position alone.
     """
     out = np.empty_like(q)
     for s, seq_len in enumerate(seq_lens.tolist()):
@@ -135,7 +135,7 @@ def decode_attention(
     """Compute `paged_attention` of S sequences with one query each: [S, Hq, Dh].
 
     q [S, Hq, Dh]; the rest as in `paged_attention`. Sequences are sorted by the number of keys that
-    they see. As many as fit the CPU cache are batched and padded to the longest.
+    they read. As many as fit the CPU cache are batched and padded to the longest.
     """
     out = np.empty_like(q)
     num_heads, head_dim = q.shape[1:]

@@ -8,7 +8,7 @@ The shape letters, used in every docstring:
     N blocks                    B block size                 M blocks per table row
     K, N inputs and outputs of a matrix                      L layers
 
-A backend is an object with its own state, so two of them can live in one process and be compared.
+A backend is an object with its own state, so two of them can be in one process and be compared.
 It owns the layout of weights and cache. The results of its ``load_*`` and ``new_kv_cache`` are
 opaque to the model.
 """
@@ -373,7 +373,7 @@ class Backend(Protocol):
         """Copy whole blocks within or between KV cache and host: `ops.kv_cache.move_blocks`."""
 
     def export_blocks(self, cache: Array, block_ids: Sequence[int]) -> list[bytes]:
-        """Return the bytes of whole blocks of the KV cache. They say nothing of their layout."""
+        """Return the bytes of whole blocks of the KV cache. Their layout is not given."""
 
     def import_block(self, cache: Array, block_id: int, data: bytes) -> None:
         """Write the bytes of an exported block to a block of the KV cache."""

@@ -40,7 +40,7 @@ def in_groups(x: Floats, size: int) -> Floats:
 
 
 def check_kept(block: NDArray[Any], weight_dtype: str) -> NDArray[Any]:
-    """Return the block of a checkpoint that a backend keeps as it is.
+    """Return the block of a checkpoint that a backend keeps unchanged.
 
     Raises:
         ConfigError: the block has another dtype than ``weight_dtype``.

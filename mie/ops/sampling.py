@@ -112,7 +112,7 @@ class RowControls:
 
 
 GREEDY = RowControls()
-"""Takes the largest logit. Most rows share it, so sampling asks nothing else of it."""
+"""Takes the largest logit. Most rows share it, so sampling calls nothing else of it."""
 
 
 def sample(logits: Floats, rows: Sequence[RowControls]) -> list[int]:

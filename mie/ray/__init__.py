@@ -1,6 +1,6 @@
 """Beyond one process: the server's application in replicas of Ray Serve, and batches on Ray Data.
 
-This room knows Ray, and no other does. Ray comes with the extra ``ray`` and is imported when a name
+Only this room uses Ray. Ray comes with the extra ``ray`` and is imported when a name
 of this module is used.
 """
 

@@ -1,5 +1,5 @@
 """The HTTP edge: OpenAI's interface on an `AsyncLLM`.
 
-This room knows text and HTTP, never arrays. The packages that it needs come with the extra
+This room handles text and HTTP, never arrays. The packages that it needs come with the extra
 ``serve``, so only ``mie serve`` imports it.
 """

@@ -1,5 +1,5 @@
-"""Guess the next tokens of sequences from tokens that were seen before.
+"""Guess the next tokens of sequences from earlier tokens.
 
-This room knows tokens, and how often guesses were right. It computes no logits, and its results
+This room handles tokens, and counts of right guesses. It computes no logits, and its results
 decide the speed of an engine and never a token. It has no arrays and reads no clock.
 """

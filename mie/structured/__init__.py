@@ -1,5 +1,5 @@
 """Grammars of texts, as constraints on tokens.
 
-It knows llguidance, grammars, the spelling of tokens, and the process that compiles grammars first.
-It must not know requests or arrays.
+It uses llguidance, grammars, the spelling of tokens, and the process that compiles grammars first.
+It imports no requests and no arrays.
 """

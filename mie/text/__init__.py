@@ -1,4 +1,4 @@
 """Convert between text and token ids: tokenizer, detokenizer, stop strings, chat templates.
 
-This room knows tokenizers and jinja2. It imports no arrays, models or engines.
+This room uses tokenizers and jinja2. It imports no arrays, models or engines.
 """

@@ -1,4 +1,4 @@
 """Hold counts and times as plain data. The other rooms fill them in, and callers read them.
 
-This room knows only the standard library.
+This room uses only the standard library.
 """

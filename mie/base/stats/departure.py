@@ -1,4 +1,4 @@
-"""Say where a prompt departs from the prefix cache."""
+"""Describe the place where a prompt departs from the prefix cache."""
 
 from typing import NamedTuple
 

@@ -33,7 +33,7 @@ class RequestMetrics:
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache at the first admission, in full blocks or in part."""
     num_disk_tokens: int = 0
-    """Prompt tokens whose blocks were read from a disk for it."""
+    """Prompt tokens in blocks that were read from a disk for it."""
     departure: Departure | None = None
     """Where the prompt departs from the prefix cache. None if it is cached, or without a cache."""
     num_forced_tokens: int = 0

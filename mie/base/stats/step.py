@@ -52,7 +52,7 @@ class QueueState:
     num_tokens: int
     """Their tokens."""
     num_free_seats: int
-    """Sequences that could be admitted in addition to those that run."""
+    """Sequences that could be admitted in addition to the running sequences."""
     longest_wait: float
     """Seconds since the first of them arrived; 0 if none waits."""
 

@@ -1,4 +1,4 @@
 """Define the parameters of a request, and check them.
 
-This room knows settings and plain values. It imports no model, no scheduler and no text.
+This room handles settings and plain values. It imports no model, no scheduler and no text.
 """

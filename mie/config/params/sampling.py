@@ -159,8 +159,8 @@ class SamplingParams(_Checked):
     structured_outputs: A description of the output's text, such as JSON that a schema accepts
         (docs/structured.md). It needs a tokenizer and the extra ``structured``; a
         `StructuredOutputsParams`, or a mapping of its fields (vLLM). Default: None.
-    thinking_token_budget: Maximum number of reasoning tokens. Then the closing tag is written. A
-        chat whose reasoning has known tags takes it; at least 0, or None for no limit (vLLM).
+    thinking_token_budget: Maximum number of reasoning tokens. Then the closing tag is written. For
+        chats with known tags of reasoning; at least 0, or None for no limit (vLLM).
         Default: None.
     extra_args: Data of the caller. It is returned and has no effect; a mapping of up to 1024
         entries (vLLM). Default: None.
@@ -351,7 +351,7 @@ _values_of = attrgetter(*SamplingParams.__dataclass_fields__)
 def truncated(
     token_ids: Sequence[Token], params: SamplingParams, max_model_len: int
 ) -> Sequence[Token]:
-    """Return the last tokens of a prompt, as many as ``truncate_prompt_tokens`` says.
+    """Return the last ``truncate_prompt_tokens`` tokens of a prompt.
 
     None keeps all tokens. -1 leaves room for ``max_tokens``, or one token, in a context of
     ``max_model_len`` tokens. At least one token is kept.

@@ -1,6 +1,6 @@
 """Rebuild queues and blocks at any step from the event log.
 
-This room knows records and snapshots, and calls neither the scheduler nor the allocator. When its
+This room handles records and snapshots, and calls neither the scheduler nor the allocator. When its
 state equals their snapshots, the records are complete. So it is strict and refuses records that
 cannot have happened.
 """

@@ -1,6 +1,6 @@
 """Answer many requests, from a file or a dataset, with one engine. A failure is a result.
 
-This room knows requests, rows and the lines of files. It knows neither HTTP nor other machines.
+This room handles requests, rows and the lines of files. It uses neither HTTP nor other machines.
 """
 
 from typing import TYPE_CHECKING

@@ -1,5 +1,5 @@
 """Simulate the real scheduler and allocator on a clock that costs drive.
 
-Loads and metrics are shared with the real engine. This room knows costs, loads and times. It
+Loads and metrics are shared with the real engine. This room handles costs, loads and times. It
 computes no logits, and has no arrays.
 """

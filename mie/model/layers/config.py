@@ -40,7 +40,7 @@ class Experts:
 class RecurrentLayers:
     """A kind of layers that keep a state, and the names of their tensors.
 
-    A matrix that is named more than once holds the rows of several parts, as `layout` says.
+    A matrix that is named more than once holds the rows of several parts, in the order of `layout`.
     """
 
     kind: Kind

@@ -33,7 +33,7 @@ def route(logits: Floats, num_chosen: int, is_normalised: bool) -> Floats:
 def route_by_sigmoid(logits: Floats, bias: Floats, num_chosen: int) -> Floats:
     """Return the experts of each token and their weights, as `route` does, by sigmoids of logits.
 
-    The ``num_chosen`` experts are those with the largest sigmoid of their logit [T, E] plus
+    The ``num_chosen`` experts have the largest sigmoid of their logit [T, E] plus
     ``bias`` [E], by falling sum. Their weights are the sigmoids alone, divided by the sum of the
     chosen experts' sigmoids and 1e-6: DeepSeek-V3, arXiv:2412.19437, section 2.1.2, and
     ``Lfm2Moe``.

@@ -74,7 +74,7 @@ def rotated(x: Floats, factor: float) -> Floats:
     """Multiply each whole group of x [..., Dh] by ``factor`` and Hadamard's matrix of order 32.
 
     The matrix is Sylvester's. Sums are taken in five passes, of channels at distance 1, 2, 4, 8 and
-    16. A last group of less than 32 channels stays as it is.
+    16. A last group of less than 32 channels is not rotated.
     """
     size = x.shape[-1] // GROUP * GROUP
     whole = x[..., :size] * x.dtype.type(factor)

@@ -36,8 +36,8 @@ def unpack_nibbles(packed: NDArray[np.uint8], num_columns: int) -> NDArray[np.in
 class PackedMatrix:
     """A matrix [N, K] with parts of quantised rows or floats. Codes of 4 bits are two in a byte.
 
-    The weights equal the result of `dequantise`, bit for bit. With ``rounds_activations``, products
-    with int4 and int8 are those of `integer_linear`.
+    The weights equal the result of `dequantise`, bit for bit. With ``rounds_activations``,
+    `integer_linear` computes products with int4 and int8.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
 """Calls of tools and reasoning in a model's text: read in pieces, or forced by a grammar.
 
-It knows text, JSON and schemas. It must not know tokens, requests or HTTP.
+It handles text, JSON and schemas. It imports no tokens, no requests and no HTTP.
 """
