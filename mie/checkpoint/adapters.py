@@ -50,7 +50,7 @@ _WITHOUT_EFFECT = {
 }
 """Settings of training, and lists of the modules that have tensors in the file."""
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
-"""The values of ``init_lora_weights`` with which the weights of the model stay as they are."""
+"""The values of ``init_lora_weights`` that leave the weights of the model unchanged."""
 _PEFT = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _GGUF = re.compile(r"(.+\.weight)\.lora_([ab])")
 _REFUSED = (
@@ -64,7 +64,7 @@ _REFUSED = (
     ("_exps", "adapters of experts"),
     (".bias", "adapters with biases"),
 )
-"""Parts of tensors' names, and what they mean."""
+"""Parts of tensors' names, and their meaning."""
 _FLOATS = ("F32", "F16", "BF16")
 
 

@@ -24,7 +24,7 @@ class ChangedCheckpoint(Checkpoint):
         self.shapes, self.forms = dict(source.shapes), dict(source.forms)
 
     def read(self, name: str) -> NDArray[Any]:
-        """Return the tensor. One that is changed is a copy, in float32 if it is quantised."""
+        """Return the tensor. A changed tensor is a copy, in float32 if it is quantised."""
         if name not in self._changes:
             return self._source.read(name)
         blocks = self.blocks(name)

@@ -52,8 +52,8 @@ def load_model_config(
 ) -> ModelConfig:
     """Return the configuration of the model in ``directory``. It may be a GGUF file or its header.
 
-    End-of-sequence ids in ``generation_config.json`` take precedence over those in
-    ``config.json``, as in transformers. ``overrides`` replace keys of both.
+    End-of-sequence ids in ``generation_config.json`` take precedence over ids in ``config.json``,
+    as in transformers. ``overrides`` replace keys of both.
 
     Raises:
         UnsupportedModelError: the model needs a feature that is not implemented.

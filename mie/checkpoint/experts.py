@@ -1,4 +1,4 @@
-"""Read the sizes of a sparse model's experts, and which layers have them."""
+"""Read the sizes of a sparse model's experts, and the layers that have them."""
 
 from mie.checkpoint.family import Family
 from mie.checkpoint.json_reader import JsonReader
@@ -47,7 +47,7 @@ def read_experts(reader: JsonReader, family: Family, num_layers: int) -> Experts
 
 
 def _layers(reader: JsonReader, num_layers: int) -> tuple[bool, ...]:
-    """Return which layers are sparse: all, or by two keys of Qwen or one of LFM2."""
+    """Return the sparse layers: all, or by two keys of Qwen or a key of LFM2."""
     step = reader.integer("decoder_sparse_step", default=1, maximum=MAX_LAYERS)
     dense = reader.token_ids("mlp_only_layers")
     if not all(0 <= layer < num_layers for layer in dense):

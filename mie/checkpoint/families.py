@@ -19,7 +19,7 @@ _ROWS: Mapping[str, Mapping[str, Any]] = _TABLES["parts"] | _TABLES["families"]
 
 
 def _complete(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row with the fields of those that it is like."""
+    """Return a row with the fields of the rows that it is like."""
     own = dict(row)
     like, found = own.pop("like", []), dict[str, Any]()
     for name in [like] if isinstance(like, str) else like:

@@ -1,4 +1,4 @@
-"""Define what distinguishes a family: flags, defaults, and names of tensors."""
+"""Define the facts of a family: flags, defaults, and names of tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class Family:
     A key that is present and null means "none", so they are merged under the file's own keys.
     """
     windows: Literal["none", "all", "all switched", "switched", "pattern"] = "none"
-    """Which layers have the ``sliding_window`` if ``layer_types`` does not say.
+    """The layers with the ``sliding_window`` if ``layer_types`` does not name them.
 
     "all" and "none" ignore ``layer_types``. "switched" needs ``use_sliding_window``, and begins at
     ``max_window_layers``, and "all switched" at the first layer. In "pattern" every
@@ -33,7 +33,7 @@ class Family:
     qkv_bias_key: str = "attention_bias"
     """The flag for biases of queries, keys and values."""
     always_qkv_bias: bool = False
-    """Whether queries, keys and values have biases, whether the file says so or not."""
+    """Whether queries, keys and values have biases, regardless of the file."""
     o_bias_key: str | None = "attention_bias"
     """The flag for a bias of attention's output, or None if it never has one."""
     qk_norm: QkNorm | None = None

@@ -38,7 +38,7 @@ Weights in other layouts ("consolidated", PyTorch pickles, ONNX) would waste tim
 """
 
 BLOCK_BYTES = 8 << 20
-"""Bytes that are asked for at once, and at most lost if a download is interrupted."""
+"""Bytes of a request, and the most that an interrupted download loses."""
 
 DEFAULT_TAGS = ("Q4_K_M", "Q8_0")
 """The quantisations that a name without one means, in a repository with several."""
@@ -250,7 +250,7 @@ def model_path(model: HubModel, names: Collection[str]) -> Path:
 
 
 Progress = Callable[[str, int, int], object]
-"""Told before a file is fetched: its name, its size, and the bytes that are here already."""
+"""Called before a file is fetched: its name, its size, and the bytes that are here already."""
 
 
 def download(

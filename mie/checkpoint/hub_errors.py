@@ -1,4 +1,4 @@
-"""Say in one line why the Hugging Face hub does not give a model, and the remedy."""
+"""Explain in one line why the Hugging Face hub refuses a model, and name the remedy."""
 
 import os
 from collections.abc import Iterator

@@ -52,7 +52,7 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout(ABC):
-    """How the files hold one matrix [N, K] in one of the formats."""
+    """The tensors of one matrix [N, K] in one of the formats."""
 
     shape: tuple[int, int]
     scheme: Scheme

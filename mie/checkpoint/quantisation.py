@@ -1,4 +1,4 @@
-"""Read which matrices of a checkpoint are quantised, and how, from its ``config.json``.
+"""Read the quantised matrices of a checkpoint, and their forms, from its ``config.json``.
 
     compressed-tensors   pack-quantized, int-quantized, float-quantized: llm-compressor's files
     gptq                 versions 1 and 2, symmetric

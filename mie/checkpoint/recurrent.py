@@ -120,7 +120,7 @@ _SHAPES: Mapping[Kind, Callable[[JsonReader, int], RecurrentShape]] = {
 def recurrent_layers(
     reader: JsonReader, family: RecurrentLayers, num_layers: int
 ) -> tuple[bool, ...]:
-    """Return which layers are recurrent if ``layer_types`` does not say."""
+    """Return the recurrent layers if ``layer_types`` does not name them."""
     if family.kind == "conv":
         listed = reader.values.get("full_attn_idxs")
         attend = range(num_layers) if listed is None else reader.token_ids("full_attn_idxs")

@@ -36,7 +36,7 @@ _FEATURES, _SWITCHES, _BIASES, _REASONS, _ROPE_REASONS, _ROPE_KEYS = _TABLES.val
   list or object. One is harmless: a single expert, or a multiplier of 1.
 * A key of `_SWITCHES` enables its feature by being true.
 * Some families implement a key of `_BIASES`, and transformers silently ignores it in the others.
-* `_REASONS` and `_ROPE_REASONS` tell why an architecture or a type of RoPE is refused.
+* `_REASONS` and `_ROPE_REASONS` have the reason why an architecture or a type of RoPE is refused.
 * `_ROPE_KEYS` are keys of RoPE that vLLM reads, with the value that has no effect.
 """
 _LLAMA_KEYS = (
@@ -54,7 +54,7 @@ def refuse_unsupported(
 ) -> None:
     """Raise unless every feature of ``config`` is implemented.
 
-    ``config`` has the defaults of its family. ``families`` are those that are supported.
+    ``config`` has the defaults of its family. ``families`` are the supported families.
 
     Raises:
         UnsupportedModelError: something is not implemented. The message names all of it.

@@ -41,7 +41,7 @@ def read_ropes(
 
 
 def _turns(reader: JsonReader, family: Family, kinds: Sequence[str]) -> list[bool]:
-    """Return which layers rotate queries and keys."""
+    """Return the layers that rotate queries and keys."""
     num_layers = len(kinds)
     if family.rope_layers == "sliding" and "sliding_attention" in kinds:
         return [kind == "sliding_attention" for kind in kinds]

@@ -11,8 +11,8 @@ SYNONYMS = (
 )
 """Names of norms of OLMo hybrid in published files, and in transformers.
 
-transformers 5 writes the second pair's first name in every layer, or the second ones if it is told
-to keep its own names.
+transformers 5 writes the second pair's first name in every layer, or the second names with the
+option to keep its own names.
 """
 CONVOLUTIONS = tuple(f"linear_attn.{part}_conv1d.weight" for part in "qkv")
 """Kernels of one convolution, in order. transformers 5 writes them as thirds of all channels."""

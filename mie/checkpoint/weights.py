@@ -96,11 +96,10 @@ class Checkpoint:
     ) -> Checkpoint:
         """Open the checkpoint in ``directory`` and check its headers. No data is read.
 
-        The files are ``model.safetensors``, or else those that ``model.safetensors.index.json``
-        names. Tensors beyond ``expected`` are an error, except for rotary buffers of older files
-        and for ``lm_head.weight`` with tied embeddings (`check_tied_head`). Tensors of the vision
-        part of a larger model are left out. The ``directory`` may
-        be a GGUF file or its header instead.
+        The files are ``model.safetensors``, or else the files in ``model.safetensors.index.json``.
+        Tensors beyond ``expected`` are an error, except for rotary buffers of older files and for
+        ``lm_head.weight`` with tied embeddings (`check_tied_head`). Tensors of the vision part of a
+        larger model are left out. The ``directory`` may be a GGUF file or its header instead.
 
         Raises:
             WeightsError: a file is missing, truncated or corrupt. Or the index disagrees with the

@@ -20,7 +20,7 @@ _SHARED = (
 def text_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """Return the configuration of a model's text part, and the keys of the parts left out.
 
-    A model that is text alone is returned as it is.
+    A model that is text alone is returned unchanged.
     """
     text, names = config.get("text_config"), config.get("architectures")
     if not isinstance(text, Mapping) or not isinstance(names, list | tuple):

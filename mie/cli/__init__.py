@@ -103,8 +103,7 @@ def _make_streams_safe() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed by the parent process
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # until
-            exit
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # until exit
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
 

@@ -205,7 +205,7 @@ class BlockStore:
         return key in self._entries or key in self._queued
 
     def write(self, block: Block) -> None:
-        """Let the thread of the store write a block. A block that is there already is ignored."""
+        """Queue a block for the thread that writes. A block that is there already is ignored."""
         with self._lock:
             if not self.is_writing or self.has(block.key):
                 return
@@ -219,7 +219,7 @@ class BlockStore:
                 self._ready.notify()
 
     def close(self, timeout: float = 30.0) -> None:
-        """Write the blocks that wait, and let another process write."""
+        """Write the blocks that wait, and leave writing to another process."""
         with self._lock:
             self._is_closed = True
             self._ready.notify()

@@ -78,7 +78,7 @@ class Answer:
         tokenizer: Tokenizer | None,
         collector: CollectorRef,
     ) -> None:
-        """Begin the answer to ``request``, into which the engine turned ``prepared``."""
+        """Begin the answer to ``request``. The engine made it from ``prepared``."""
         self.request = request
         self.request_id = request.request_id
         self.collector = collector

@@ -74,7 +74,7 @@ class Pulse(NamedTuple):
     """The state of an engine that other threads may read."""
 
     num_turns: int
-    """Steps, and other turns of the engine's loop. It stands still while the engine idles."""
+    """Steps, and other turns of the engine's loop. It does not move while the engine idles."""
     has_work: bool
     num_running: int
     num_waiting: int

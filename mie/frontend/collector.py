@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Collector:
     """The answers of one caller, where the thread that turns the loop files them.
 
-    A request lives as long as its collector. When the caller drops the collector, the request is
+    A request exists as long as its collector. When the caller drops the collector, the request is
     aborted.
     """
 
@@ -40,7 +40,7 @@ class Collector:
         self._lock = threading.Lock()  # Several threads may call `LLM.step`.
 
     def close(self) -> None:
-        """Let the requests end before the next step. It never waits."""
+        """End the requests before the next step. It never waits."""
         # An exception may have come before the first line of ``__init__``.
         request_ids = getattr(self, "request_ids", None)
         if request_ids and self.process_id == os.getpid():

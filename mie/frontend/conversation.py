@@ -132,7 +132,7 @@ def _opening(
 
 
 class AnswerState:
-    """Reads the text of one choice as its format says."""
+    """Reads the text of one choice by its format."""
 
     def __init__(self, form: AnswerFormat, key: str) -> None:
         """The ids of calls derive from ``key``."""

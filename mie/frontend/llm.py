@@ -44,7 +44,7 @@ class LLM:
         """Load a model: "bundled", a directory in Hugging Face format, or a hub id.
 
         The arguments are the fields of `EngineArgs`, including the settings of `EngineConfig`.
-        docs/settings.md explains all of them, and docs/vllm.md those that have no effect.
+        docs/settings.md explains all of them, and docs/vllm.md the arguments without an effect.
 
         Raises:
             ConfigError: a setting is unknown, out of range, or refused with the reason.
@@ -287,7 +287,7 @@ class LLM:
         )
 
     def chat_prompt(self, messages: Sequence[Message], **options: Any) -> dict[str, Any]:
-        """Return the conversation as a prompt for `generate`, which knows how to read the answer.
+        """Return the conversation as a prompt for `generate`, with the format of the answer.
 
         The options are the same as in `apply_chat_template`, and three more. ``tool_choice`` is
         "auto", "none", "required", or ``{"type": "function", "function": {"name": …}}``. With

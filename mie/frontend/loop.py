@@ -188,7 +188,7 @@ class EngineLoop:
 
     @property
     def has_mail(self) -> bool:
-        """Whether a caller wants something, or is gone, since the last turn began."""
+        """Whether a caller has sent a command, or is gone, since the last turn began."""
         return bool(self.inbox) or bool(self.processor.gone)
 
     def check_alive(self) -> None:

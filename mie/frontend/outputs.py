@@ -88,7 +88,7 @@ class CompletionOutput:
     reasoning: str | None = None
     """The model's reasoning (left out of ``text``), or only its new part.
 
-    It is None if the reasoning is not told from the text.
+    It is None if the reasoning is not separated from the text.
     """
     tool_calls: list[ToolCall] | None = None
     """The calls of tools (left out of ``text``), or only their new parts.
@@ -123,7 +123,7 @@ class RequestOutput:
     It is None for the first token, because nothing predicts it.
     """
     outputs: list[CompletionOutput]
-    """All choices, or those with news if ``output_kind`` is DELTA."""
+    """All choices, or the choices with new tokens if ``output_kind`` is DELTA."""
     finished: bool = False
     """Whether every choice has ended. This is true only in the last output of a request."""
     num_cached_tokens: int | None = None

@@ -183,7 +183,7 @@ class Preparer:
         return self.constraints.submit(structure, caller, prepared.cache_salt)
 
     def constrained(self, prepared: PreparedRequest) -> PreparedRequest:
-        """Return the request with its constraint, for which this may wait.
+        """Return the request with its constraint. This may wait for the constraint.
 
         Raises:
             RequestError: nothing can be generated.
@@ -230,7 +230,7 @@ class Preparer:
 
 @contextmanager
 def naming_tools(answer: AnswerFormat | None) -> Iterator[None]:
-    """Let refusals of a grammar that the tools made say so, also beside a structure."""
+    """Name the tools in refusals of a grammar that they made, also beside a structure."""
     try:
         yield
     except (ConfigError, RequestError) as error:

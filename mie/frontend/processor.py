@@ -129,7 +129,7 @@ class OutputProcessor:
         self._file(requests[largest])
 
     def drop_all(self) -> None:
-        """Forget every request in a forked child. The parent serves them."""
+        """Drop every request in a forked child. The parent serves them."""
         self._answers.clear()
         self.gone.clear()
         self.changed.clear()
@@ -154,7 +154,7 @@ class OutputProcessor:
             self._file(answer)
 
     def _file(self, answer: Answer) -> None:
-        """Hand a request's news to its caller, and forget the request if it is answered."""
+        """Pass a request's new output to its caller, and drop the request if it is answered."""
         request_id = answer.request_id
         for choice in answer.stopped() if answer.reads_steps else ():
             self._engine.finish(request_id, choice.sequence.index, "stop", choice.stop_reason)

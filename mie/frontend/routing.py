@@ -1,4 +1,4 @@
-"""Choose which replica serves a request: equal beginnings go to the same replica.
+"""Choose the replica for a request: equal beginnings go to the same replica.
 
 A router keeps no state of replicas, so any number of routers agree without talking to each other.
 Rendezvous hashing (Thaler and Ravishankar, 1998) ranks the replicas for each beginning. A replica

@@ -80,7 +80,7 @@ class OutputStream(Collector):
             self._hold(self.nudge)
 
     def delay(self, hold: Hold) -> None:
-        """Let ``hold`` choose when the task hears of news from now on."""
+        """From now on, ``hold`` chooses when the task gets new outputs."""
         self._hold = hold
 
     def nudge(self) -> None:

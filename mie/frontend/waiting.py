@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Command:
-    """A function that a caller wants to run between two steps, and its result.
+    """A function that a caller runs between two steps, and its result.
 
     After an interrupt it is called again, so it must be repeatable. Once ``is_done`` is set it is
     not, because the caller may already have the result.

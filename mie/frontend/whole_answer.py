@@ -123,7 +123,7 @@ def as_asked(refusal: str, answer: AnswerFormat) -> str:
 
 
 def _is_written(answer: AnswerFormat, *, has_more: bool) -> bool:
-    """Return whether the answer is read as a grammar wrote it. ``has_more`` tells of other parts.
+    """Return whether the answer is read as a grammar wrote it. ``has_more``: there are other parts.
 
     Messages of harmony and arguments between tags have parsers of their own.
     """

@@ -33,8 +33,9 @@ class RankBackend:
     """Passes every call on to ``inner``, the backend of one rank, and gathers results.
 
     A product with a divided matrix gives a part of the outputs. The part is gathered where an
-    operator needs all of them: the inputs of a product, and what is added to the hidden states.
-    Attention, gates and activations compute with the parts. Hidden states are whole in every rank.
+    operator needs the whole: the inputs of a product, and results that are added to the hidden
+    states. Attention, gates and activations compute with the parts. Hidden states are whole in
+    every rank.
 
     In rank 0 the runner calls this backend. `run_step` and the methods that change caches also
     make the other ranks do the same (`mie.load.ranks`).
@@ -72,7 +73,7 @@ class RankBackend:
 
     @contextmanager
     def command(self, name: str, *arguments: object) -> Iterator[None]:
-        """Let the other ranks run a command, while the body runs it in this one.
+        """Run a command in the other ranks, while the body runs it in this rank.
 
         Before the first command, and after a command that was interrupted, the ranks first join.
 

@@ -58,7 +58,7 @@ class Exchange:
 
     Rank 0 gives commands, and each of the others receives them in a loop. All then take part in the
     same exchanges. An exception in rank 0 may interrupt a command at any line: its next command
-    first makes the others give up the old one.
+    first makes the others abandon the old command.
     """
 
     def __init__(self, memory: mmap.mmap, share: Share, check: Callable[[], object]) -> None:
@@ -143,7 +143,7 @@ class Exchange:
 
     @contextmanager
     def command(self, name: str, *arguments: object) -> Iterator[None]:
-        """Let the other ranks run a command, while the body runs it in this one.
+        """Run a command in the other ranks, while the body runs it in this rank.
 
         Raises:
             WorkerError: a rank has ended or is silent, or this process is a fork.
@@ -250,9 +250,10 @@ class Exchange:
         return False
 
     def start_over(self, leave: Callable[[], None] = lambda: None) -> None:
-        """Make the other ranks give up the command that an exception has interrupted here.
+        """Make the other ranks abandon the command that an exception has interrupted here.
 
-        ``leave`` is called once they can see that. It ends exchanges that are not in this memory.
+        ``leave`` is called when they can notice this. It ends exchanges that are not in this
+        memory.
         """
         self._check_here()
         self._round = int(self._words[_ROUND]) + 1

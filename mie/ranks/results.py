@@ -37,10 +37,10 @@ class Results(Protocol):
         """Join the other ranks, at the same time as each of them."""
 
     def leave(self) -> None:
-        """Give up the gathers of a command that was interrupted, in this rank."""
+        """Abandon the gathers of a command that was interrupted, in this rank."""
 
     def step_bytes(self, size: StepSize) -> int:
-        """Return the bytes of a step, whose sizes are the sizes of the whole model."""
+        """Return the bytes of a step with the sizes of the whole model."""
 
     def prepare(self, progress: Progress, forward: Forward, size: StepSize) -> None:
         """Compile the code of steps."""

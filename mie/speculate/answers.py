@@ -27,7 +27,7 @@ class _OfSalt:
 class Answers:
     """The latest finished answers of each salt.
 
-    Requests of different salts never see each other's answers, not even by their speed. At most
+    A request never uses answers of another salt, so not even the speed reveals them. At most
     ``most_answers`` answers of a salt and ``most_tokens`` tokens of all salts are kept. The salt
     that was used least recently goes first.
     """

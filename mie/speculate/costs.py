@@ -10,7 +10,7 @@ from mie.speculate.rule import RowCosts
 _JIT = (1, 1.13, 1.35, 1.57, 1.8, 2.05, 2.28, 2.5, 2.8, 3.03, 3.26, 3.5, 3.75, 4, 4.25, 4.5, 4.75)
 """Between the weights and CPUs of the table "The cost of a few rows" in docs/jit.md."""
 _JIT_INT8 = (1, 1.04, 1.11, 1.19, 1.26, 1.35, 1.43, 1.52, 1.61, 1.71, 1.81, 1.9, 2.08, 2.2, 2.3)
-"""With ``activations="int8"``. Weights of 4 bits, measured as docs/speculation.md says."""
+"""With ``activations="int8"``. Weights of 4 bits, measured as in docs/speculation.md."""
 _NUMPY = (1, 1.6, 1.8, 2, 2.2, 2.4, 2.6, 2.8, 3)
 _GPU = (1, 1.03, 1.04, 1.05, 1.06, 1.07, 1.08, 1.1, 1.13)
 

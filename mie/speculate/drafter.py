@@ -79,12 +79,12 @@ class LookupDrafter:
         return state
 
     def observe(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
-        """Learn how many drafts of a step were right."""
+        """Record how many drafts of a step were right."""
         if self._rule:
             self._rule.learn(self._state(seq).record, num_drafts, num_accepted)
 
     def end(self, seq: Sequence) -> None:
-        """Forget a sequence that has ended, and keep its answer."""
+        """Drop a sequence that has ended, and keep its answer."""
         self._states.get(seq.request, {}).pop(seq.index, None)
         if seq.finish_reason in ("stop", "length"):
             last = seq.request.token_ids[-self._longest :]

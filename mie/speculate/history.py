@@ -8,7 +8,7 @@ MOST_PLACES = 32
 """Maximum number of places that a lookup compares. The latest ones come first."""
 
 BREAK = -1
-"""Stands between texts in a list. No text goes on over it."""
+"""Separates texts in a list. No text goes on over it."""
 
 
 class History:

@@ -20,7 +20,7 @@ NO_GUESS = Guess([], 0)
 
 
 def continued(history: History, last: Sequence[int], longest: int, most: int) -> Guess:
-    """Continue as the list did after the longest run of ``last`` tokens, the latest one of those.
+    """Continue like the list after the longest run of ``last`` tokens, the latest among equals.
 
     ``longest`` limits the run (Saxena, prompt lookup decoding, 2023). A continuation that reaches
     the end of the list goes on with its own tokens, as a repetition does.

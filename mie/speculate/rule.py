@@ -14,7 +14,7 @@ MOST_EQUAL = 8
 """Runs of equal tokens that are longer count as this long."""
 
 PRIOR = (0.25, 0.35, 0.45, 0.55, 0.65, 0.72, 0.78, 0.83, 0.87)
-"""The share of right guesses by the length of the run, before any was seen."""
+"""The share of right guesses by the length of the run, before the first guess."""
 PRIOR_WEIGHT = 6.0
 OWN_WEIGHT = 2.0
 DECAY = 0.95

@@ -74,7 +74,7 @@ class BudgetedMatcher(Matcher):
     def _forced(self) -> int | None:
         """Return the token of the closing tag that comes next, if its time has come.
 
-        A character whose first bytes are written comes before the tag.
+        A character with written first bytes is completed before the tag.
         """
         forced = self._count.forced
         return forced if forced is not None and super().allows(forced) else None

@@ -31,7 +31,7 @@ Work = Callable[[Salted, Callable[[str], Reply]], Any]
 
 
 class Compiler:
-    """Compiles descriptions in a thread. The thread lives while there are any.
+    """Compiles descriptions in a thread. The thread exists while there are any.
 
     Equal descriptions of a salt are compiled once, and callers take turns. A description that is
     not waited for any more is not compiled, and is stopped if it is being compiled.
@@ -127,7 +127,7 @@ class Compiler:
             return job
 
     def _reply(self, job: Job, wake: socket.socket, description: str) -> Reply:
-        """Let the worker compile a description, and return its reply.
+        """Compile a description in the worker, and return the reply.
 
         Raises:
             WorkerError: there is no reply, for which the description is not to blame.
@@ -180,7 +180,7 @@ class Compiler:
 
 
 class Job:
-    """A job and those who wait for it."""
+    """A job and the callers that wait for it."""
 
     def __init__(self, key: Salted) -> None:
         self.key = key
@@ -230,7 +230,7 @@ class Turns:
         return self._running
 
     def end(self, job: Job) -> None:
-        """Forget a job. An equal description that comes later is a new job."""
+        """Drop a job. An equal description that comes later is a new job."""
         if self._jobs.get(job.key) is job:
             del self._jobs[job.key]
             self._leave_queues(job)

@@ -88,7 +88,7 @@ def place_of(
 ) -> str | None:
     """Return the JSON pointer of the innermost part of a schema that has the whole's error.
 
-    Of a structural tag, it returns the function whose schema has the error.
+    For a structural tag, it returns the function with the error in its schema.
     ``error_of`` compiles a grammar and returns the library's error, or an empty text. The search
     ends after `PLACE_SECONDS` of CPU time.
     """
@@ -178,7 +178,7 @@ def _tag_writer(params: StructuredOutputsParams, eos_token_ids: Sequence[int]) -
 
 
 def _lark(grammar: str, *, is_closed: bool, places: Sequence[object] = ()) -> str:
-    """Return a grammar in llguidance's dialect of Lark, converted from EBNF if it is that.
+    """Return a grammar in llguidance's dialect of Lark, if necessary converted from EBNF.
 
     ``places`` names the schemas in the lines after the first, for messages.
     """
@@ -223,7 +223,7 @@ def _with_rewritten_schemas(lark: str, is_closed: bool, places: Sequence[object]
 
 
 _STRICT: Mapping[str, Any] = {"lenient": False, "coerce_one_of": False}
-"""Options of llguidance that let it ignore nothing."""
+"""Options of llguidance with which it ignores nothing."""
 
 
 def _json_options(params: StructuredOutputsParams) -> Any:

@@ -127,7 +127,7 @@ def _unwrapped(choice: Choice) -> Sequence[Node]:
 
 
 class _Analysis:
-    """Computes with which characters each part begins and goes on. Sets of characters are bits."""
+    """Computes the characters with which each part begins and goes on. Sets are bits."""
 
     def __init__(self, rules: Mapping[str, Choice]) -> None:
         self._rules = rules

@@ -165,7 +165,7 @@ def is_enforced(form: str) -> bool:
 def text_schemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Return schemas that together are a schema's ``format`` and ``pattern``.
 
-    A format that is not known is an annotation, as JSON Schema says.
+    An unknown format is an annotation, by JSON Schema.
     """
     pattern, form = schema.get("pattern"), schema.get("format")
     if "pattern" in schema:

@@ -1,4 +1,4 @@
-"""Compile descriptions of outputs with llguidance, and remember the grammars."""
+"""Compile descriptions of outputs with llguidance, and keep the grammars."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Kept:
             return self._held.get(params)
 
     def keep(self, description: Salted, grammar: Grammar) -> Grammar:
-        """Remember and return a grammar, or an equal grammar that is remembered already."""
+        """Keep and return a grammar, or return an equal grammar that is already kept."""
         with self._lock:
             grammar = self._held.setdefault(description.params, grammar)
             self._held[description] = grammar
@@ -173,7 +173,7 @@ class Kept:
             return self._refusals.get(description)
 
     def refuse(self, description: Salted, why: str) -> None:
-        """Remember a refusal."""
+        """Keep a refusal."""
         with self._lock:
             self._refusals[description] = why
             if len(self._refusals) > MAX_REFUSALS:

@@ -117,7 +117,7 @@ def drop_counts(written: Schema) -> None:
 
 
 def require_discriminator(schema: Schema, alternatives: list[Any]) -> None:
-    """Require the property by which OpenAPI tells alternatives apart."""
+    """Require the property by which OpenAPI distinguishes alternatives."""
     discriminator = schema.get("discriminator")
     name = discriminator.get("propertyName") if isinstance(discriminator, dict) else None
     for each in alternatives:

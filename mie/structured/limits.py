@@ -1,4 +1,4 @@
-"""Limit the cost of a description of an output, and say why one cannot be followed."""
+"""Limit the cost of a description of an output, and explain a refusal."""
 
 import re
 import signal
@@ -22,7 +22,7 @@ with 49,152 tokens. A mask that needs 200,000 takes 20 to 50 ms. With 250,000 st
 """
 
 NUM_TRIED = 32
-"""Masks that the worker computes to find those that cost too much."""
+"""Masks that the worker computes to find costly descriptions."""
 
 CPU_SECONDS = 1.0
 """CPU time in which a worker compiles a description. Most take 1 to 10 ms."""

@@ -62,7 +62,7 @@ def types_in(schema: Schema) -> Types:
 
 
 def type_of(value: Any) -> str:
-    """Return the type of a value. Whole floats are integers, as JSON Schema says."""
+    """Return the type of a value. Whole floats are integers, by JSON Schema."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -218,7 +218,7 @@ class Logic:
         """Return disjoint parts of alternatives, or None if none are found.
 
         An object has a property by which the alternatives differ, and a list has an item. Values
-        without them are left out, even those that a single alternative accepts.
+        without them are left out, even if only one alternative accepts them.
         """
         if len(alternatives) > _MAX_COMPARED:
             return None
@@ -304,7 +304,7 @@ class Logic:
         return False
 
     def _objects_clash(self, a: list[Schema], b: list[Schema], depth: int) -> bool:
-        """Return whether a property that ``a`` requires cannot be as both say."""
+        """Return whether a property that ``a`` requires cannot follow both."""
         required = {name for each in a for name in texts_of(each, "required")}
         for name in sorted(required):
             if any(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Matcher:
-    """The state of one output: which tokens may come next.
+    """The state of one output: the tokens that may come next.
 
     Every question raises `RequestError` if the grammar is too complex to continue.
     """

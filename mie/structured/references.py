@@ -22,7 +22,7 @@ _NOT_PARTS = (*VALUES, *DEPENDENT, "properties", "patternProperties", "$defs", "
 
 
 class PlacedError(RequestError):
-    """A refusal of a schema that says where in the schema the reason is."""
+    """A refusal of a schema, with the place of the reason in the schema."""
 
 
 class References:

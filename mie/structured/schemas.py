@@ -66,12 +66,12 @@ def rewritten(
 
 @dataclass(kw_only=True, eq=False)
 class _Facts:
-    """What schemas of one value say together."""
+    """The conditions of several schemas on one value."""
 
     names: dict[str, None] = field(default_factory=dict)
     """The names of properties, in their order."""
     is_open: bool = False
-    """Whether they say something about properties that they do not name."""
+    """Whether they limit properties that they do not name."""
     multiples: set[Fraction] = field(default_factory=set)
 
     def add(self, other: _Facts) -> None:
@@ -337,7 +337,7 @@ class _Rewriting:
     def _write_dependent(
         self, name: str, schema: Schema, allowed: Names | None, written: Schema, more: list[Any]
     ) -> None:
-        """Write what holds if an object has a property."""
+        """Write the condition that holds if an object has a property."""
         for trigger, value in mapping_of(schema, name).items():
             needed = {"required": value} if isinstance(value, list) else value
             if self._accepts_all(needed):

@@ -99,7 +99,7 @@ class ByteTable(dict[int, bytes]):
 
 
 def _letters_to_bytes(token: str) -> bytes:
-    """Return the bytes of a byte-level token. Plain text in an added token is encoded as it is."""
+    """Return the bytes of a byte-level token. Plain text in an added token is encoded directly."""
     try:
         return bytes([_BYTE_OF_LETTER[letter] for letter in token])
     except KeyError:

@@ -220,7 +220,7 @@ def _with_arguments_as_text(messages: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def without_null(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages whose contents of None are empty texts."""
+    """Return messages with empty texts in place of contents of None."""
     return [
         {**message, "content": ""} if message.get("content", "") is None else message
         for message in messages
@@ -243,7 +243,7 @@ def for_channels(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def without_developers(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages for a template that does not know OpenAI's role "developer"."""
+    """Return messages for a template without OpenAI's role "developer"."""
     return [
         {**message, "role": "system"} if message["role"] == "developer" else message
         for message in messages

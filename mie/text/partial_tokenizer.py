@@ -1,4 +1,4 @@
-"""Make of a kept tokenizer what a text needs.
+"""Make the parts of a kept tokenizer that a text needs.
 
 The tokenizers library takes a second for a large vocabulary, before the first text. But the tokens
 of a text depend on few pieces: a BPE looks up pieces that are parts of the text, and merges whose
@@ -35,7 +35,7 @@ class AddedToken(NamedTuple):
 
 
 class PartialTokenizer:
-    """A tokenizer of the library that is made as far as it is needed. It has the same methods."""
+    """A tokenizer of the library, made as far as it is needed. It has the same methods."""
 
     def __init__(self, kept: KeptVocabulary, path: Path) -> None:
         """Set the vocabulary. ``path`` is for messages."""
@@ -66,7 +66,7 @@ class PartialTokenizer:
 
     @property
     def decoder(self) -> Any:
-        """The decoder, which needs no piece."""
+        """The decoder. It needs no piece."""
         return self._made([]).decoder
 
     def num_special_tokens_to_add(self, is_pair: bool) -> int:
@@ -129,7 +129,7 @@ class PartialTokenizer:
 
 
 def spelled(text: str, parts: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return a text with all words of a text as parts, and what a word may begin with. Or None.
+    """Return a text with all words of a text as parts, and the beginnings of words. Or None.
 
     Only the normalizers and the pre-tokenizers of `mie.checkpoint.gguf.tokenizer` are covered.
     """

@@ -254,7 +254,7 @@ def _encoding(token_ids: list[int]) -> BatchEncoding:
 
 
 def _as_in_transformers(message: Message) -> dict[str, Any]:
-    """Return a message without None, whose reasoning has the two names of transformers."""
+    """Return a message without None, and with reasoning under both names of transformers."""
     kept = {key: value for key, value in message.items() if value is not None}
     reasoning = [kept[key] for key in REASONING if key in kept]
     if not reasoning:

@@ -1,4 +1,4 @@
-"""Find the chat templates of a model, and those that a command line gives."""
+"""Find the chat templates of a model, and the templates of a command line."""
 
 from __future__ import annotations
 

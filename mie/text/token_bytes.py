@@ -17,7 +17,7 @@ class TokenBytes:
         self._inside: Detokenizer | None = None
 
     def __call__(self, token_id: int) -> bytes:
-        """Return the bytes of a token; an id that stands for nothing has none."""
+        """Return the bytes of a token; an unused id has none."""
         if self._table is not None:
             return self._table[token_id]
         known = self._known.get(token_id)

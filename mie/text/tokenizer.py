@@ -181,7 +181,7 @@ class Tokenizer:
         return tokenizer
 
     def complete(self) -> None:
-        """Make what is made on demand otherwise, so that no request waits for it."""
+        """Make the parts that are otherwise made on demand, so that no request waits for them."""
         from mie.text.partial_tokenizer import PartialTokenizer
 
         if isinstance(self._backend, PartialTokenizer):

@@ -70,7 +70,7 @@ class GgufHeader:
 
 
 def opened(model: Path | GgufHeader) -> Path | GgufHeader:
-    """Return the header of a GGUF file, or the model directory as it is.
+    """Return the header of a GGUF file, or the model directory unchanged.
 
     A header that is passed on is not read again.
 

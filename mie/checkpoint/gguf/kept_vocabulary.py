@@ -1,4 +1,4 @@
-"""Keep the vocabulary of a BPE as arrays, from which pieces and merges are found one by one.
+"""Keep the vocabulary of a BPE as arrays, and find pieces and merges one by one.
 
 The file in the cache has the pieces with their checksums, and the merges with their results.
 """

@@ -187,8 +187,8 @@ class _Vocabulary:
     def mended_kinds(self, is_merged: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Return the kinds of the tokens. Some files call added tokens normal tokens.
 
-        A text never becomes such a token, because no merge makes it. ``is_merged`` says of each
-        token whether a merge makes it.
+        A text never becomes such a token, because no merge makes it. ``is_merged``: for each token,
+        whether a merge makes it.
         """
         special = {
             value

@@ -143,7 +143,7 @@ class RowEngine:
     def __init__(
         self, settings: Mapping[str, Any], checkpoint: str | os.PathLike[str] | None = None
     ) -> None:
-        """Load an engine, and read which rows are answered in the directory ``checkpoint``."""
+        """Load an engine, and read the answered rows of the directory ``checkpoint``."""
         self._llm = LLM(**settings)
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
         self._done = {} if self._checkpoint is None else _kept(self._checkpoint)

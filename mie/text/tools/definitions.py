@@ -12,7 +12,7 @@ from mie.errors import RequestError, shown
 MOST_TOOLS = 1024
 """Maximum number of tools. An agent with servers of tools has hundreds."""
 MOST_CALLS = 32
-"""Calls that an answer may have. A small model may not know when to end."""
+"""Calls that an answer may have. A small model may not end."""
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 """Names of tools. The formats write them without escapes."""
 
@@ -33,7 +33,7 @@ class TextGrammar:
 
 @dataclass(frozen=True, kw_only=True)
 class Tool:
-    """A function that the model may call, or a custom tool, which takes a text."""
+    """A function that the model may call, or a custom tool with a text as input."""
 
     name: str
     parameters: Mapping[str, Any]
@@ -47,7 +47,7 @@ class Tool:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolChoice:
-    """Which tools may be called in an answer, and whether one must be."""
+    """The tools that may be called in an answer, and whether a call is required."""
 
     tools: tuple[Tool, ...]
     is_forced: bool
@@ -288,7 +288,7 @@ class ToolCall:
     index: int
     """Place among the calls of its choice, from 0."""
     id: str
-    """Name of this call, under which its result is sent back."""
+    """Name of this call. The result is sent back under it."""
     name: str
     """Name of the tool."""
     arguments: str = ""

@@ -24,7 +24,8 @@ FAMILY_FORMATS: Mapping[str, FamilyFormats] = {
 }
 """The formats by the name in ``architectures``.
 
-Llama is not here: models of many formats have its architecture, so a chat template must tell.
+Llama is not here: models of many formats have its architecture, so the chat template must show the
+format.
 """
 
 NO_FORMATS = FamilyFormats()

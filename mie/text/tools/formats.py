@@ -49,7 +49,7 @@ class Parameters:
 
     @property
     def has_text(self) -> bool:
-        """Whether text is written as it is, and not as JSON."""
+        """Whether text is written directly, and not as JSON."""
         return not self.quotes or bool(self.text_middle)
 
     def before(self, *, is_text: bool) -> str:

@@ -130,7 +130,7 @@ class _Quoter:
         return _expression(*_regex_of(part))
 
     def _ignored(self, part: re.Match[str]) -> str:
-        """Return what is left out between lexemes. A character of several is one such lexeme."""
+        """Return the parts left out between lexemes. A character of several is one such lexeme."""
         given = part["ignored"]
         body = self._bodies.get(given, [])
         if given in self._rules:

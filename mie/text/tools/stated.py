@@ -107,5 +107,5 @@ def _result(message: Mapping[str, Any]) -> str:
 
 
 def _as_text(value: Any) -> str:
-    """Return a text as it is, such as the arguments of a call that was cut, and others as JSON."""
+    """Return a text unchanged, such as the arguments of a call that was cut, and others as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

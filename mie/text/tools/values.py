@@ -176,7 +176,7 @@ def _unescaped(text: str) -> str:
 def typed(text: str, schema: Mapping[str, Any], key: str) -> Any:
     """Return the value that a text means as an argument of a tool with this ``schema``.
 
-    It is text if the schema allows text only, does not say, or if the text is nothing else.
+    It is text if the schema allows only text or names no type, or if the text is no other value.
     """
     types = types_of(schema.get("properties", {}).get(key), schema)
     others = types - {"string"}
@@ -201,7 +201,7 @@ _TYPES: Mapping[type, tuple[str, ...]] = {
 
 
 def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
-    """Return the JSON types that a schema allows, or none if it does not say.
+    """Return the JSON types that a schema allows, or none if it names no type.
 
     ``root`` has the definitions that the schema refers to.
     """
