@@ -29,7 +29,7 @@ class Look:
 
     @classmethod
     def of(cls, markdown: bool | None, reasoning: str = "dim") -> Look:
-        """Return the look that the user wants. Markdown is the default where rich is installed.
+        """Return the look that the user chose. Markdown is the default where rich is installed.
 
         Raises:
             MissingExtraError: Markdown is wanted, and rich is not installed.

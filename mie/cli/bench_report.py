@@ -73,7 +73,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def markdown(results: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the results as Markdown tables, after a line that says where they were measured."""
+    """Yield the results as Markdown tables, after a line with the place of the measurement."""
     yield from (place_line(results), "")
     numbers = [
         (label, number(results[name]))
@@ -97,7 +97,7 @@ def markdown(results: Mapping[str, Any]) -> Iterator[str]:
 
 
 def place_line(results: Mapping[str, Any]) -> str:
-    """Return a line that says whether results are simulated or measured, and on which device."""
+    """Return a line: whether results are simulated or measured, and the device."""
     model = results["model_id"]
     if not results["simulated"]:
         return f"Measured on this machine: {model}"
@@ -160,7 +160,7 @@ def _read_results(path: Path) -> Mapping[str, Any]:
 
 
 def comparison(names: Sequence[str], results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the lines of a Markdown table, under a line for each run that says where it ran.
+    """Yield the lines of a Markdown table, under a line for each run with the place of the run.
 
     A last line warns if the runs are not of one load.
     """

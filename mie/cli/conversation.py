@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _BAR = 30
 """Characters of the meter of the context."""
 WHEN_FULL = ("ask", "drop")
-"""How to treat a message for which the context has no room: refuse it, or drop the oldest turns."""
+"""Treatment of a message that does not fit the context: refuse it, or drop the oldest turns."""
 _SHARE_OF_ANSWER = 4
 """Dropped turns leave at least this share of the context for the answer, if so much can be left."""
 
@@ -130,7 +130,7 @@ class Conversation:
             raise
 
     def reset(self) -> None:
-        """Forget everything but the system message."""
+        """Drop everything but the system message."""
         self._turns, self._refused = [], None
 
     def replace(self, messages: Sequence[Any]) -> None:
@@ -158,7 +158,7 @@ class Conversation:
         self._refused = None
 
     def undo(self) -> str:
-        """Forget the last message and its answer, and return the message.
+        """Drop the last message and its answer, and return the message.
 
         Raises:
             RequestError: there is none.
@@ -200,7 +200,7 @@ class Conversation:
                 self._turns = before
 
     def answer(self, text: str, *, drops: bool = False) -> None:
-        """Print the answer to ``text``, and remember both. Ctrl-C ends the answer early.
+        """Print the answer to ``text``, and keep both. Ctrl-C ends the answer early.
 
         If the context has no room, the oldest turns are dropped, provided that ``drops`` or the
         setting `when_full` says so. The system message stays.

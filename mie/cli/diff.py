@@ -46,6 +46,6 @@ def _side(args: argparse.Namespace, name: str) -> Side:
 
 
 def _note_side(name: str, side: Side) -> None:
-    """Print on standard error which side is running."""
+    """Print the running side on standard error."""
     slow = " (a GPU emulated on the CPU, which is slow)" if "emulated" in side.backend else ""
     print(f"running {name}: {side}{slow}", file=sys.stderr)

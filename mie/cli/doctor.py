@@ -1,4 +1,4 @@
-"""Implement ``mie doctor``: what this machine can run, its problems, and a remedy for each.
+"""Implement ``mie doctor``: the abilities of this machine, its problems, and a remedy for each.
 
 Anything that can crash or hang (NumPy, CuPy, the driver, a backend) is tried in its own process. A
 missing part is a fact, never an error.
@@ -30,7 +30,7 @@ from mie.ops_gpu.environment import cupy_facts, driver_facts, one_line, remedy_f
 Facts = dict[str, Any]
 
 BACKENDS = ("numpy", "jit", "cupy-emulated", "cupy")
-"""The backends of `mie.load.backends`, the ones that every machine can run first."""
+"""The backends of `mie.load.backends`, and first the backends that every machine can run."""
 EXTRAS = {"jit": "numba", "serve": "starlette", "structured": "llguidance", "chat": "rich"}
 """A package of each extra. The extra is installed if the package is."""
 FAST_BLAS = ("openblas", "mkl", "accelerate", "blis", "nvpl", "armpl", "flexiblas")
@@ -39,7 +39,7 @@ LITTLE = 1 << 30
 PATIENCE = 180.0
 """Timeout in seconds, longer than any build or first compilation. A hung driver never answers."""
 TRIAL_SECONDS = 3.0
-"""Timeout in seconds of a trial that nobody requested. A first compilation takes longer."""
+"""Timeout in seconds of a trial that was not requested. A first compilation takes longer."""
 
 
 # Facts, each found in a separate process.

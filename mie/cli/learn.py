@@ -1,4 +1,4 @@
-"""Implement ``mie learn``: exercises that build an engine, and checks that say what is wrong."""
+"""Implement ``mie learn``: exercises that build an engine, and checks that name the mistake."""
 
 import argparse
 import textwrap
@@ -78,7 +78,7 @@ def _next(args: argparse.Namespace) -> int:
 
 
 def _hint(args: argparse.Namespace) -> int:
-    """Print the hints of an exercise, or those of one function."""
+    """Print the hints of an exercise, or of one function."""
     exercise = exercise_of(args.exercise)
     for hole, hints in exercise.hints.items():
         print(hole)

@@ -105,7 +105,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def shows_help(parser: argparse.ArgumentParser) -> None:
-    """Let a command of commands print its help, if no command follows."""
+    """Make a command of commands print its help if no command follows."""
 
     def run(args: argparse.Namespace) -> int:
         parser.print_help()
@@ -125,7 +125,7 @@ class _HelpAll(argparse.Action):
 
 
 def show_first(parser: argparse.ArgumentParser, options: Sequence[str]) -> None:
-    """Let ``--help`` show the positional arguments and these options, and ``--help-all`` all."""
+    """Make ``--help`` show the positional arguments and these options, and ``--help-all`` all."""
     assert isinstance(parser, Parser)
     parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all options, and exit")
     positional = [action for action in parser._actions if not action.option_strings]

@@ -31,7 +31,7 @@ _DEMO: dict[str, Any] = {
     "max_num_seqs": 6,
     "max_num_batched_tokens": 48,
 }
-"""Settings of ``--demo``, under which one sees blocks shared, copied and preempted at once."""
+"""Settings of ``--demo``. They show blocks shared, copied and preempted at once."""
 _DEFAULTS: dict[str, tuple[Any, str]] = {
     # Clients of chats expect reasoning beside the answer, not in it.
     "reasoning_parser": ("auto", "auto"),

@@ -21,7 +21,7 @@ from mie.page.cells import NodeText
 from mie.page.recording import Recording
 
 MAX_ROWS = 40
-"""Default number of rows in the table. The help says it too."""
+"""Default number of rows in the table. The help has it, too."""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -142,7 +142,7 @@ def chats(
     request_rate: float | None = 1.0,
     seed: int = 0,
 ) -> Workload:
-    """Return conversations, in which each turn quotes everything before it.
+    """Return conversations. Each turn quotes everything before it.
 
     A turn comes when the user has read and thought. ``request_rate`` counts new conversations.
     """

@@ -42,7 +42,7 @@ def write_timeline(segments: Iterable[Segment], file: TextIO) -> int:
 
 
 def _new_sequences(record: Record, state: State) -> Iterator[tuple[Seq, str, int]]:
-    """Yield (sequence, request id, n) of those that a record names first."""
+    """Yield (sequence, request id, n) of the sequences that a record names first."""
     match record:
         case ("add", request_id, number, _, _, n, _):
             yield (number, 0), request_id, n

@@ -1,4 +1,4 @@
-"""Tell what happened to one request, from an event log."""
+"""Write the story of one request, from an event log."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def story_of(
 
 
 def _sequences(record: Record, numbers: set[int], state: State) -> list[Seq]:
-    """Return the sequences of the request whose story has this record."""
+    """Return the sequences of the request with this record in its story."""
     kind, *values = record
     if kind == "add":
         return [(values[1], 0)] if values[1] in numbers else []
@@ -79,7 +79,7 @@ _TOLD = frozenset(
 
 
 def _event(record: Record, seq: Seq, state: State, decode: Decode | None) -> str:
-    """Return what a record says about a sequence, given the state before it."""
+    """Return the text of a record about a sequence, given the state before it."""
     match record:
         case ("add", _, _, _, num_prompt, n, _):
             choices = f" for {n} choices" if n > 1 else ""

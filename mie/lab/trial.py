@@ -1,4 +1,4 @@
-"""Let a backend compute a small step, to learn whether it works on this machine."""
+"""Compute a small step with a backend, to test whether it works on this machine."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Try a learner's file in this process, which `mie.learn.check` starts and ends."""
+"""Try a learner's file in this process. `mie.learn.check` starts and ends it."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Keep a folder of a learner: the files of the exercises, and those that were solved."""
+"""Keep a folder of a learner: the files of the exercises, and the solved files."""
 
 import hashlib
 import json
@@ -44,7 +44,7 @@ def start(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def note_solved(path: Path) -> None:
-    """Note that a file was solved as it is now.
+    """Note that a file was solved in its present form.
 
     Raises:
         OSError: the file cannot be read, or the note cannot be written.

@@ -1,4 +1,4 @@
-"""Observe an engine of the tutorial with a model that shows which keys each query has read.
+"""Observe an engine of the tutorial with a model that shows the keys that each query has read.
 
 The probe's values are one-hot vectors, one for each computed token, and all scores are equal. So
 an output of attention is the list of the tokens that were read, each with its share. The tokens
@@ -82,7 +82,7 @@ def wrong_row(name: str, token: int, at: int, texts: Mapping[str, list[int]]) ->
 
 
 class Probe:
-    """A model whose logits choose the next token of known texts, and that checks each pass."""
+    """A model with logits that choose the next token of known texts. It checks each pass."""
 
     def __init__(
         self, texts: dict[str, list[int]], before: Callable[[], None] | None = None

@@ -71,7 +71,7 @@ class Steps:
 
 @contextmanager
 def _importable(modules: Mapping[int, ModuleType]) -> Iterator[None]:
-    """Let ``import step_1`` find the solutions as long as the block runs."""
+    """Make ``import step_1`` find the solutions while the block runs."""
     names = [f"step_{each.number}" for each in exercises()]
     before = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     sys.modules.update({f"step_{number}": module for number, module in modules.items()})

@@ -1,8 +1,8 @@
 """The files of the page, as a server sends them, or joined into one HTML file.
 
 A file that was opened from a disk may not import modules, so each module becomes a function that
-returns its exports. Modules keep to a form that makes this a matter of lines: imports stand alone,
-and exports are functions, classes and constants at their declarations.
+returns its exports. Modules keep to a form that allows joining by lines: imports are separate
+lines, and exports are functions, classes and constants at their declarations.
 """
 
 import base64

@@ -17,7 +17,7 @@ encode = json.JSONEncoder(separators=(",", ":")).encode
 """Returns cells as JSON, on one line."""
 
 FREE, IN_TABLE, CACHED, PINNED = range(4)
-"""The kinds of a block: who holds it."""
+"""The kinds of a block, by its holder."""
 
 FREE_CELL = (FREE, 0, 0)
 """The cell of a block that is not named."""

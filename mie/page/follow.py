@@ -50,7 +50,7 @@ class Follower:
     ) -> bytes:
         """Begin with the last segment of a log, and return the head of a stream.
 
-        ``name`` is the model's, and ``server`` tells one run of a server from another.
+        ``name`` is the model's, and ``server`` distinguishes runs of a server.
 
         Raises:
             TraceError: the pool is too large for a page.

@@ -11,7 +11,7 @@ from mie.page.cells import NodeText, encode, head_record
 from mie.page.view import View
 
 MAX_STEPS = 20_000
-"""Steps that a page holds of a recorded run. The first ones of a longer run are left out."""
+"""Steps that a page holds of a recorded run. The first steps of a longer run are left out."""
 STEPS_PER_KEY = 250
 """Fewest steps between two keys. There are more if a key is larger than their changes."""
 

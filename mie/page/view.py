@@ -128,8 +128,8 @@ _NAMING = MappingProxyType(
 class View:
     """Applies records to a state, collects their events, and finds the cells that changed.
 
-    Records only tell where to look. The contents of a cell are read from the state, so no rule of
-    the allocator is repeated here.
+    Records only name the places to check. The contents of a cell are read from the state, so no
+    rule of the allocator is repeated here.
     """
 
     def __init__(self, state: State, text: NodeText, *, is_checked: bool = False) -> None:
@@ -307,7 +307,7 @@ class View:
         return start
 
     def _drop_entries(self, seq: Seq) -> None:
-        """Forget a sequence's blocks of layers with a window. They may have moved to its table."""
+        """Drop a sequence's blocks of layers with a window. They may have moved to its table."""
         old = self._entries.pop(seq, ())
         for block in old:
             holders = self._holders[block]

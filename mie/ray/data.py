@@ -34,7 +34,7 @@ def generate(
     optionally ``sampling_params``: a struct, or JSON text. The answer's row adds ``generated_text``
     and ``finish_reason`` of the first choice, and ``error``: None, or why there is no answer.
     ``output`` is the `RequestOutput` as JSON, without its metrics. Answers depend on neither the
-    number of actors nor the order, because an id stands in for a missing seed.
+    number of actors nor the order, because an id replaces a missing seed.
 
     Answered batches are kept in the directory ``checkpoint``. All machines must share it. A later
     call takes the rows that it finds there, and computes the others.

@@ -1,4 +1,4 @@
-"""The front: an ASGI application that hands each request to a replica, or asks all of them."""
+"""The front: an ASGI application that passes each request to a replica, or to all of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Log lines: one for each request, as text or as JSON.
 
 A line names the key that was used, never the key itself. Texts of clients are escaped, so that
-no client can forge a line. Prompts are in no line unless the server is told so.
+no client can forge a line. Prompts are in no line unless a setting adds them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_LOGGED = 256
 """Maximum characters of a request field in a log line."""
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 QUIET_ROUTES = frozenset({"/health", "/ready", "/ping", "/metrics", "/load"})
-"""Routes that machines ask all the time. Their requests are logged at the level DEBUG."""
+"""Routes that machines poll. Their requests are logged at the level DEBUG."""
 
 
 class AccessLog:

@@ -115,7 +115,7 @@ class Edge(ABC):
         """End the engine after its step. It waits, and is called in a thread."""
 
     async def drain(self) -> None:
-        """Refuse new requests, and wait until those that run have ended or ran out of time."""
+        """Refuse new requests, and wait until running requests have ended or ran out of time."""
         self.health.is_draining = True
         await self._wait_idle(self.config.shutdown_timeout)
 

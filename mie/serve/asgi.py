@@ -21,7 +21,7 @@ MAX_LOGIN_BYTES = 16 << 10
 OPEN_ROUTES = frozenset({"/health", "/ping", "/version", "/ready"})
 """The routes that need no key and are answered while the server drains."""
 SHELL_ROUTES = frozenset({"/", "/chat", "/story.html", "/mie/login", "/mie/logout"})
-"""The routes of the web page that show nothing, and with which one logs in."""
+"""The routes of the web page that show no data, and the routes of the login."""
 
 
 def is_open(route: str) -> bool:
@@ -30,7 +30,7 @@ def is_open(route: str) -> bool:
 
 
 def route_of(scope: Scope) -> str:
-    """Return the path as the router sees it: without the path under which a proxy serves."""
+    """Return the path for the router: without the path under which a proxy serves."""
     path: str = scope["path"]
     root = scope.get("root_path", "")
     is_below = bool(root) and path.startswith(f"{root}/")
@@ -38,7 +38,7 @@ def route_of(scope: Scope) -> str:
 
 
 class RootPath:
-    """Middleware that gives the router the path under which a proxy serves.
+    """Middleware that passes the path of a proxy to the router.
 
     Requests are found with that path and without it, since some proxies remove it.
     """
@@ -217,7 +217,7 @@ class EventStream:
         self._headers = headers
 
     def close(self) -> None:
-        """Release what the stream holds. Called at the end of the stream."""
+        """Release everything that the stream holds. Called at the end of the stream."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Middlewares look at the first message and at the last, and each token has one in between.
@@ -259,7 +259,7 @@ class Pace:
         self._waiting.append(go)
 
     def beat(self) -> None:
-        """Let everything go that is held."""
+        """Release everything that is held."""
         waiting, self._waiting = self._waiting, []
         now = asyncio.get_running_loop().time()
         self._earliest = now + len(waiting) * self._seconds

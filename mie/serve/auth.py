@@ -1,6 +1,6 @@
 """Authentication: every route but a few needs a key, and each key has its own prefix cache.
 
-With an admin key, the routes that control the server, or tell of all its clients, need that one.
+With an admin key, the routes that control the server, or show all its clients, need that key.
 Clients that try one wrong key after another are slowed down.
 """
 
@@ -86,7 +86,7 @@ class Authentication:
     def _is_of(self, keys: Keys | None, key: str | None, scope: Scope) -> bool:
         """Return whether a request has one of these keys, and note its name and its salt.
 
-        A cookie stands for a key.
+        A cookie replaces a key.
         """
         if keys is None:
             return False

@@ -43,7 +43,7 @@ from mie.serve.serving import MAX_NAMED, Asked, Serving
 logger = logging.getLogger(__name__)
 
 MAX_FIELDS = 1000
-"""Maximum number of fields of an object that a schema describes. Clients know about a hundred."""
+"""Maximum number of fields of an object that a schema describes. Clients have about a hundred."""
 MAX_OBJECTS = 2**16
 """Maximum number of such objects in a body: messages, parts, calls and so on."""
 
@@ -101,7 +101,7 @@ class IgnoredObject(Body):
 
 
 def whole(value: Any) -> Any:
-    """Return 1.0 as 1 (the same number in JSON), and anything else as it is."""
+    """Return 1.0 as 1 (the same number in JSON), and anything else unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -136,7 +136,7 @@ class Whole:
 def any_of(*alternatives: dict[str, Any]) -> dict[str, Any]:
     """Return a schema of the fields that may be sent together. Each alternative has some.
 
-    A field must be sent if the alternative does not let it be null.
+    A field must be sent if the alternative does not allow null.
     """
     described = []
     for alternative in alternatives:
@@ -286,7 +286,7 @@ def validation_error(error: ValidationError, values: dict[str, Any]) -> ApiError
 
 
 def _rank(error: ErrorDetails) -> tuple[int, bool, bool]:
-    """Return how much an error says of a field; the first of the highest rank is told."""
+    """Return the rank of an error of a field; the first error of the highest rank is reported."""
     kind = error["type"]
     return len(error["loc"]), not kind.endswith("_type"), kind != "missing"
 
@@ -314,7 +314,7 @@ def _what_is_wrong(error: ErrorDetails) -> str:
 
 
 def _tag_name(error: ErrorDetails) -> str:
-    """Return the name of the field that says which of several objects one is."""
+    """Return the name of the field that distinguishes several objects."""
     name = str(error["ctx"]["discriminator"])
     return name.strip("'") if name.startswith("'") else "type"
 

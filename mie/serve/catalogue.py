@@ -75,7 +75,7 @@ class Catalogue:
 
     @property
     def waited_for(self) -> list[Model]:
-        """The models for which requests wait."""
+        """The models that requests wait for."""
         return [model for model in self._models.values() if model.waiters]
 
     async def all(self) -> list[Model]:

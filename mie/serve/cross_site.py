@@ -1,4 +1,4 @@
-"""Protection from web pages of other sites. Browsers let such pages send requests to the server."""
+"""Protection from web pages of other sites. Browsers send requests of such pages to the server."""
 
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
@@ -15,15 +15,15 @@ CONTENT_TYPES = {"/mie/trace": "application/x-ndjson"}
 
 
 class CrossSite:
-    """Middleware that refuses requests which a page of another site can cause.
+    """Middleware that refuses requests that a page of another site can cause.
 
     A server without keys on a person's own machine has no other protection from the pages that
-    they visit. Three headers tell who caused a request:
+    they visit. Three headers identify the sender of a request:
 
-    * ``Host`` has the name in the page's address. A site can let its own name resolve to this
-      machine (DNS rebinding), but it can own no IP address, and no name that ends in localhost.
-    * ``Origin`` names the page's site. Where browsers send none, ``Sec-Fetch-Site`` says whether
-      it is another one.
+    * ``Host`` has the name in the page's address. The name of a site can resolve to this machine
+      (DNS rebinding), but a site can own no IP address, and no name that ends in localhost.
+    * ``Origin`` names the page's site. Where browsers send none, ``Sec-Fetch-Site`` shows whether
+      it is another site.
     * ``Content-Type`` is JSON. No form has it, and a script needs the server's consent to send it.
       Ollama's routes take a body without a type, too, if no header shows that a page sends it.
 
@@ -101,7 +101,7 @@ def name_in(host: str) -> str:
 
 
 def is_localhost(name: str) -> bool:
-    """Return whether a name is this machine's, wherever it is asked."""
+    """Return whether a name is this machine's on every network."""
     address = address_in(name)
     if address is not None:
         return address.is_loopback
@@ -111,7 +111,7 @@ def is_localhost(name: str) -> bool:
 def is_own(scope: Scope) -> bool:
     """Return whether a request comes from this server's page, or from no page.
 
-    The schemes are not compared, because a proxy may speak TLS for the server.
+    The schemes are not compared, because a proxy may use TLS for the server.
     """
     origin = header(scope, b"origin")
     return origin is None or origin.partition("://")[2] == header(scope, b"host")

@@ -1,4 +1,4 @@
-"""Say in a header, and in the usage on request, where a prompt departs from the prefix cache."""
+"""Write to a header, and to the usage on request, where a prompt departs from the prefix cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mie.text.pretrained import PretrainedTokenizer
 
 HEADER = "x-mie-prefix-departs"
 WANTED = b"x-mie-usage-details"
-"""The header of a request that asks for the place in the usage. The value is 1."""
+"""The header of a request that puts the place into the usage. The value is 1."""
 
 
 def departure_of(

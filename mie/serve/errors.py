@@ -39,7 +39,7 @@ _TYPES = {
 }
 """The types of errors by their status. All others are invalid requests."""
 MAX_RETRY_AFTER = 60
-"""Seconds. OpenAI's clients do not retry at all if they are told to wait longer than 120."""
+"""Seconds. OpenAI's clients do not retry at all if the wait is longer than 120."""
 
 
 class ApiError(Exception):
@@ -88,7 +88,7 @@ def body_of(error: ApiError, path: str) -> str:
 
 
 def dialect_of(path: str) -> Literal["anthropic", "ollama", "openai"]:
-    """Return the dialect in which the route ``path`` tells errors."""
+    """Return the dialect of errors of the route ``path``."""
     if path.startswith("/api/"):
         return "ollama"
     return "anthropic" if f"{path}/".startswith("/v1/messages/") else "openai"
@@ -120,7 +120,7 @@ def unsupported(name: str, why: str) -> ApiError:
 
 @contextmanager
 def naming_structure(name: str) -> Iterator[None]:
-    """Let refusals of a structured output name the field that the client sent."""
+    """Name the client's field in refusals of a structured output."""
     try:
         yield
     except (RequestError, ConfigError) as error:
@@ -194,7 +194,7 @@ _FIRST_WORD = re.compile(r"(?:each of )?([a-z][a-z_]+)\b")
 
 
 def api_error(error: Exception, known_params: Set[str] = frozenset()) -> ApiError:
-    """The error that a client sees for any exception.
+    """The error that a client gets for any exception.
 
     A message of mie begins with the parameter that it is about; ``known_params`` has their names.
     An exception that is a bug shows its type only.

@@ -1,7 +1,7 @@
 """Fields of requests that have no effect, and the rule for all of them.
 
 A hint cannot change a token: it is accepted, and the header ``x-mie-ignored`` names it. A demand
-would be broken: it is refused by name. The table ``fields.yaml`` says which value is which.
+would be broken: it is refused by name. The table ``fields.yaml`` assigns the values.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ ANY = "any"
 
 @dataclass(frozen=True)
 class Unsupported:
-    """Marks a field that mie knows and does not implement."""
+    """Marks a field that mie reads and does not implement."""
 
     why: str
     neutral: Sequence[Any] = ()

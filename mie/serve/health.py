@@ -1,4 +1,4 @@
-"""Whether requests are served, and the gate that counts those that are."""
+"""Whether requests are served, and the gate that counts running requests."""
 
 import time
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ Status = Literal["ok", "draining", "stalled", "dead"]
 
 
 class ServerHealth(ABC):
-    """Tells whether requests are served, and counts those that are."""
+    """Reports whether requests are served, and counts running requests."""
 
     def __init__(self) -> None:
         self.is_draining = False

@@ -30,9 +30,9 @@ class QueueLimit:
     """Refuses requests while too many of the same client wait.
 
     Waiting requests are counted in the engine's thread when requests are added, so that no burst
-    passes between counting and adding. A request for which there is a seat does not count, since it
-    does not wait. Under the fair policy each key has its own queue, so that a client that floods
-    the server does not keep others out.
+    passes between counting and adding. A request with a free seat does not count, because it does
+    not wait. Under the fair policy each key has its own queue, so that a client that floods the
+    server does not keep others out.
     """
 
     def __init__(

@@ -172,7 +172,7 @@ class _Fixed(Collector):
 
 
 def families(metrics: Iterable[Metric]) -> list[Family]:
-    """Return metrics as Prometheus' client knows them; equal names become one family."""
+    """Return metrics as families of Prometheus' client; equal names become one family."""
     found: dict[str, Family] = {}
     for metric in metrics:
         family = found.get(metric.name)

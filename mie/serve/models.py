@@ -29,7 +29,7 @@ from mie.serve.serving import without_paths
 logger = logging.getLogger(__name__)
 
 MAX_SECONDS = 1e8
-"""Seconds from which on a time is forever."""
+"""From this number of seconds on, a time is forever."""
 
 Job = Callable[[], Awaitable[object]]
 
@@ -142,7 +142,7 @@ class Models:
         model.last_used = self._num_uses
 
     def _admit(self, model: Model) -> None:
-        """Let the requests in that wait for a model."""
+        """Admit the requests that wait for a model."""
         assert model.edge is not None
         waiters, model.waiters = model.waiters, []
         for waiter in waiters:

@@ -1,4 +1,4 @@
-"""The application of several models: it finds the model that a request names, and lets it answer.
+"""The application of several models: it finds the model of a request, and passes the request to it.
 
 Each loaded model has the routes of a server with one engine. The lists of models, the state of the
 server and the files of its page are the application's own.
@@ -240,7 +240,7 @@ async def _unload(request: Request) -> Response:
 
 
 async def _list_models(request: Request) -> Response:
-    """List all models, with the state of each as llama.cpp tells it."""
+    """List all models, with the state of each as in llama.cpp."""
     models = await _edge(request).models.catalogue.all()
     described = [await _described(request, model) for model in models]
     return json_response({"object": "list", "data": described})

@@ -1,4 +1,4 @@
-"""The routes of the server: a table, and the handlers of those that generate nothing."""
+"""The routes of the server: a table, and the handlers of routes that generate nothing."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -83,7 +83,7 @@ async def _cancel(request: Request) -> Response:
 
 
 async def cancel(request: Request, servings: Sequence[Serving]) -> Response:
-    """End a request that runs in one of these.
+    """End a request that runs in one of these engines.
 
     Raises:
         ApiError: there is no such request of the client's.
@@ -103,7 +103,7 @@ async def cancel(request: Request, servings: Sequence[Serving]) -> Response:
 
 
 async def _reset_prefix_cache(request: Request) -> Response:
-    """Forget all cached blocks, unless a request holds blocks."""
+    """Drop all cached blocks, unless a request holds blocks."""
     serving: Serving = request.app.state.serving
     if not await serving.engine.reset_prefix_cache():
         raise ApiError(
@@ -116,7 +116,7 @@ async def _reset_prefix_cache(request: Request) -> Response:
 
 
 async def _health(request: Request) -> Response:
-    """Say whether the server serves."""
+    """Report whether the server serves."""
     status = request.app.state.edge.health.status
     return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
@@ -181,13 +181,13 @@ OPERATIONS = tuple(Operation(*row) for row in _ROWS)
 NOT_SUPPORTED: Mapping[str, Sequence[str]] = MappingProxyType(
     yaml.safe_load(Path(__file__).with_name("refused_routes.yaml").read_text(encoding="utf-8"))
 )
-"""Why routes that clients of such servers know are not here."""
+"""Why some routes of such servers are not here."""
 
 
 def routes(
     operations: Sequence[Operation] = OPERATIONS, others: Mapping[str, Any] = MappingProxyType({})
 ) -> list[Route]:
-    """Return the routes of the server, and those that say why they are not here.
+    """Return the routes of the server, and the routes that explain why they are not here.
 
     ``others`` are endpoints in place of the operations' own handlers, by paths.
     """

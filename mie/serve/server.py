@@ -159,7 +159,7 @@ class Server:
 async def serve_app(
     app: Starlette, config: ServeConfig, listener: socket.socket, title: str
 ) -> None:
-    """Serve an application without an engine of its own until a signal, and let requests end."""
+    """Serve an application without an engine of its own until a signal, and wait for requests."""
     raise_open_files()
     if isinstance(listener, Listener):
         listener.watch(asyncio.get_running_loop())
@@ -294,7 +294,7 @@ def _bound_to_port(host: str, port: int) -> Listener:
 
 
 def listen(listener: socket.socket) -> None:
-    """Let connections come to a socket of `bound`, or raise `ConfigError`."""
+    """Listen on a socket of `bound`, or raise `ConfigError`."""
     try:
         listener.listen(BACKLOG)
     except OSError as error:  # another process has bound the address as well

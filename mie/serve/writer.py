@@ -58,7 +58,7 @@ class Choice:
         self.rows: list[TokenLogprobs] = []
 
     def take(self) -> tuple[list[int], list[TokenLogprobs]]:
-        """Return the waiting tokens and their log-probabilities, and forget them."""
+        """Return the waiting tokens and their log-probabilities, and drop them."""
         taken = self.token_ids, self.rows
         self.token_ids, self.rows = [], []
         return taken
@@ -147,7 +147,7 @@ class Writer(Asked[A], EventStream, ABC):
     # The answer
 
     def place(self, output: RequestOutput) -> int:
-        """Return which of the prompts an output belongs to."""
+        """Return the number of an output's prompt."""
         suffix = output.request_id.removeprefix(self.response_id)
         return int(suffix[1:] or 0)
 
@@ -214,7 +214,7 @@ class Writer(Asked[A], EventStream, ABC):
         ``prompts`` are texts, lists of token ids, or prompts of `AsyncLLM.chat_prompt`.
 
         Raises:
-            ApiError: it failed before anything was sent, so that the status can say so.
+            ApiError: it failed before anything was sent, so that the status can report it.
             MieError: it can never be served, or the engine cannot go on.
         """
         await self._start(prompts)
@@ -252,7 +252,7 @@ class Writer(Asked[A], EventStream, ABC):
         return written(self.whole(choices), lambda: not self._is_closed)
 
     def details(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        """Return mie's own part of the ``usage``, if the client asks for it by a header."""
+        """Return mie's part of the ``usage``, if the client requests it by a header."""
         if header(self.scope, WANTED) != "1":
             return {}
         return {"prefix_departs": self._departure(sorted(outputs, key=self.place))}
@@ -348,7 +348,7 @@ class Writer(Asked[A], EventStream, ABC):
                 raise invalid(message, name)
 
     async def _next(self) -> list[RequestOutput]:
-        """Wait for outputs, and return those that arrived, merged for each prompt.
+        """Wait for outputs, and return the outputs that arrived, merged for each prompt.
 
         The list is empty if a sign of life is due.
 
@@ -366,20 +366,20 @@ class Writer(Asked[A], EventStream, ABC):
         return outputs
 
     def _keep_alive(self) -> None:
-        """Let `_next` end when nothing was sent for the interval, unless that is 0."""
+        """Make `_next` end when nothing was sent for the interval, unless this is 0."""
         if interval := self.serving.config.keepalive_interval:
             self._is_quiet = True
             self._timer = asyncio.get_running_loop().call_later(interval, self.tick)
 
     def tick(self) -> None:
-        """Let `_next` end if nothing was sent since the last tick."""
+        """Make `_next` end if nothing was sent since the last tick."""
         if self._is_quiet:
             self._is_overdue = True
             self._stream.nudge()
         self._keep_alive()
 
     def close(self) -> None:
-        """End unfinished prompts before the next step, and forget the request. It never waits."""
+        """End unfinished prompts before the next step, and drop the request. It never waits."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()

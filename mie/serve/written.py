@@ -49,7 +49,7 @@ def json_text(value: Any) -> str:
 
 
 def written(value: Any, is_wanted: Callable[[], bool]) -> list[bytes]:
-    """Return the JSON of a value in parts, or give up once it is not wanted any more.
+    """Return the JSON of a value in parts, or stop when it is not needed any more.
 
     Call it in a thread. Before each piece, it yields to other threads.
     """

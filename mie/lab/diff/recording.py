@@ -81,8 +81,8 @@ class RecordingBackend:
     Operators that ``inner`` may compute in one call are composed of single ones, to see each.
 
     A step's calls follow the decoder's order, so each has its role and layer by its place. The keys
-    and values that `rope_write_kv` writes are internal to the backend. They are seen through the
-    results of `paged_attention`. Recurrent states are seen through the results of later steps.
+    and values that `rope_write_kv` writes are internal to the backend. They show in the results of
+    `paged_attention`. Recurrent states show in the results of later steps.
     """
 
     is_asynchronous = False  # each result is observed before the next is computed
@@ -167,7 +167,7 @@ class RecordingBackend:
 
 
 class _Layers:
-    """The operators of layers that not every model has. Their results are also seen."""
+    """The operators of layers that not every model has. Their results are recorded, too."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ def _recurrent_method(name: str, args: Sequence[Any]) -> str | None:
 def _is_gate_of_mlp(method: str, previous: str | None, out: Array) -> bool:
     """Whether a result is the gate of an MLP beside experts: one number for each token.
 
-    Nothing beside it shows whether an error of a number near zero is large. It is seen through
+    Nothing beside it shows whether an error of a number near zero is large. It is compared in
     ``gated_mlp``.
     """
     return method == "linear" and previous == "silu_mul" and out.shape[-1] == 1

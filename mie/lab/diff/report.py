@@ -106,7 +106,7 @@ class TokenPart:
     """A's choice first, then the most likely ones."""
     b: tuple[Candidate, ...]
     is_near_tie: bool
-    """Whether the two logits on A are closer than the tolerance can tell apart."""
+    """Whether the two logits on A are closer than the tolerance can distinguish."""
 
 
 @dataclass(frozen=True, kw_only=True)

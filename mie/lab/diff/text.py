@@ -57,7 +57,7 @@ def cells(row: OperatorErrors) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Format with two digits, and 0 as it is."""
+    """Format with two digits, and 0 as "0"."""
     return f"{value:.1e}" if value else "0"
 
 

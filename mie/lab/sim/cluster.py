@@ -48,7 +48,7 @@ class ClusterResult:
 def run_cluster(benches: Mapping[str, Bench], router: Router, workload: Workload) -> ClusterResult:
     """Route every request at its time, and step each engine whenever it has work.
 
-    The router sees the requests of each replica that have not ended by then. Routing takes no
+    The router gets the requests of each replica that have not ended by then. Routing takes no
     simulated time.
 
     Raises:
@@ -83,7 +83,7 @@ class _Cluster:
         self._stepping: set[str] = set()
 
     def advance(self, until: int | None) -> None:
-        """Let the steps end that end by then, and begin the next ones."""
+        """End the steps that end by then, and begin the next steps."""
         while self._ends and (until is None or self._ends[0][0] <= until):
             now, name, request_ids = heapq.heappop(self._ends)
             self._stepping.remove(name)

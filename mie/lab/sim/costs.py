@@ -28,7 +28,7 @@ class StepWork(NamedTuple):
     num_pairs: int
     """Pairs of a prompt token in the step and a token that it attends to, itself included.
 
-    These and the context are counted for layers that see all positions.
+    These and the context are counted for layers without a window.
     """
     num_context: int
     """Number of tokens with keys and values to read: all tokens of each sequence in the step."""
@@ -50,7 +50,7 @@ class StepWork(NamedTuple):
 def decode_work(num_seqs: int, num_context: int, window: int | None) -> StepWork:
     """Return the work of a step in which sequences with ``num_context`` tokens in all decode.
 
-    They are about equally long. Layers with a window see ``window`` positions.
+    They are about equally long. Layers with a window read ``window`` positions.
     """
     seen = min(num_context, num_seqs * (window or 0))
     return StepWork(
@@ -136,7 +136,7 @@ class Clock(Protocol):
 
 
 class SimClock:
-    """A clock that moves only when it is told to."""
+    """A clock that moves only when it is moved."""
 
     def __init__(self) -> None:
         self._now = 0
@@ -149,7 +149,7 @@ class SimClock:
         return self._now / SECOND
 
     def advance(self, duration_ns: int) -> None:
-        """Let time pass."""
+        """Advance the time."""
         self._now += duration_ns
 
     def wait_until(self, moment_ns: int) -> None:

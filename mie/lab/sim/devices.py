@@ -155,7 +155,7 @@ def costs_on(
 
 
 def window_of(model: ModelConfig) -> int | None:
-    """Return the positions that layers with a window see, or None if no layer has one."""
+    """Return the positions that layers with a window read, or None without such layers."""
     return max((size for size in model.layer_windows if size is not None), default=None)
 
 

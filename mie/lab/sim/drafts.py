@@ -1,4 +1,4 @@
-"""Draft tokens of simulated texts, of which a given share is right."""
+"""Draft tokens of simulated texts, with a given share of right drafts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RUN = 4  # simulated texts have no runs of equal tokens, so every guess counts 
 
 
 class SimDrafter:
-    """Knows the text of each choice, and spoils drafts so that a share is right.
+    """Has the text of each choice, and spoils drafts so that a share is right.
 
     Whether the draft at a position is right depends on the choice and the position alone.
     """
@@ -50,12 +50,12 @@ class SimDrafter:
         return token_id if is_right else (token_id + 1) % self._vocab_size
 
     def observe(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
-        """Learn how many drafts of a step were right."""
+        """Record how many drafts of a step were right."""
         if self._rule:
             self._rule.learn(self._records[seq], num_drafts, num_accepted)
 
     def end(self, seq: Sequence) -> None:
-        """Forget a sequence that has ended."""
+        """Drop a sequence that has ended."""
         self._records.pop(seq, None)
 
     def forget(self) -> None:

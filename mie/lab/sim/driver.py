@@ -78,9 +78,9 @@ def run_load(
     """Send every request at its time and step the engine until all have ended.
 
     With ``max_concurrency`` at most that many are in the engine at once. The others are sent as
-    those end, and their arrival is that moment, as in vLLM's benchmark. A request that the engine
-    refuses is recorded with its error, and so are those that come after it. ``progress`` is called
-    with the number of requests that have just ended.
+    those end, and their arrival is that moment, as in vLLM's benchmark. A refused request is
+    recorded with its error, and so are later requests that follow it. ``progress`` is called with
+    the number of requests that have just ended.
     """
     run = _Run(bench, workload, max_concurrency, progress)
     engine = bench.engine
@@ -99,7 +99,7 @@ def run_load(
 
 
 class _Run:
-    """One run: the requests to come, those in the engine, and the records."""
+    """One run: the future requests, the requests in the engine, and the records."""
 
     def __init__(
         self, bench: Bench, workload: Workload, max_concurrency: int | None, progress: Progress

@@ -50,7 +50,7 @@ class SimRunner:
         window: int | None,
         has_states: bool = False,
     ) -> None:
-        """``window`` is the number of positions that layers with a window see."""
+        """``window`` is the number of positions that layers with a window read."""
         self._has_states = has_states
         self._costs = costs
         self._window = window
@@ -176,7 +176,7 @@ def simulated(
     ``config.num_blocks`` must be given, and ``num_host_blocks`` for swapping. A context is as long
     as the pool unless ``config`` or ``max_model_len`` limits it. ``num_states`` has the slots of
     recurrent states on the device and on the host. With a ``window``, blocks behind it are freed.
-    Layers with a window see ``window_size`` positions. ``right_percent`` of the drafts are right,
+    Layers with a window read ``window_size`` positions. ``right_percent`` of the drafts are right,
     if ``config`` wants drafts. A ``store`` is the disk of the prefix cache. It gets a byte for each
     block, by way of the host's pool. Reading takes no time.
 

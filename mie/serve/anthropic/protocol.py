@@ -129,7 +129,7 @@ def _kind_of_tool(tool: Any) -> str:
 
 
 class ClientToolChoice(Body):
-    """Which tools the model may call."""
+    """The tools that the model may call."""
 
     model_config = all_of(
         any_of({"type": {"enum": ["auto", "any", "none"]}}, {"name": {"type": "string"}})

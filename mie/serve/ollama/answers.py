@@ -60,7 +60,7 @@ def _message(turn: Turn) -> dict[str, Any]:
 
 
 def reasons(prompt: dict[str, Any]) -> bool:
-    """Return whether the model's reasoning is told from the text of the answer."""
+    """Return whether the model's reasoning is separated from the text of the answer."""
     return "answer" in prompt and prompt["answer"].reasoning is not None
 
 
@@ -68,7 +68,7 @@ def reasons(prompt: dict[str, Any]) -> bool:
 
 
 class LineWriter(PartsWriter[T]):
-    """Writes an answer as lines of JSON. A route says where its text stands."""
+    """Writes an answer as lines of JSON. A route has the place of its text."""
 
     media_type = NDJSON
     id_prefix = "ollama-"
@@ -122,7 +122,7 @@ class LineWriter(PartsWriter[T]):
         """Name ``repeat_last_n`` where nothing is penalised.
 
         Raises:
-            ApiError: penalties cover more tokens than it says.
+            ApiError: penalties cover more tokens than it allows.
         """
         last, params = options.repeat_last_n, self.params
         if last is None or last <= 0 or last >= self.serving.facts.max_model_len:
@@ -143,7 +143,7 @@ class LineWriter(PartsWriter[T]):
         """Return a conversation as a prompt. The answer continues a last turn of the assistant.
 
         Raises:
-            ApiError: the model cannot be told to reason, or not to.
+            ApiError: the model's reasoning cannot be turned on or off.
         """
         serving, think = self.serving, self.body.think
         is_prefilled = messages[-1]["role"] == "assistant" and bool(messages[-1]["content"])

@@ -151,7 +151,7 @@ class ChunkWriter(Writer[B]):
         return f"{self._head}{written}{tail}"
 
     def _extras(self, choice: Choice) -> str:
-        """Return further keys of a choice, and forget the tokens that they report."""
+        """Return further keys of a choice, and drop the tokens that they report."""
         token_ids, rows = choice.take()
         if not self.has_new_tokens:
             return ""

@@ -267,7 +267,7 @@ CHOSEN = any_of({"tool_choice": {"enum": [None, "none", "auto"]}}, {"tools": SOM
 
 @with_fields_of("openai")
 class OtherFields(Body):
-    """The fields that mie knows and does not implement, and those that change no answer."""
+    """The fields that mie reads and does not implement, and the fields that change no answer."""
 
 
 class Queued(Body):

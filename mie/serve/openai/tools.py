@@ -69,7 +69,7 @@ class TextGrammarFormat(Body):
 
 
 class Custom(FunctionName):
-    """A custom tool, which takes a text."""
+    """A custom tool. It takes a text."""
 
     description: str | None = None
     format: Annotated[TextFormat | TextGrammarFormat, Field(discriminator="type")] | None = None

@@ -1,4 +1,4 @@
-"""Access to the page: who may see it and read the text of prompts, and the sessions of logins."""
+"""Access to the page and to the text of prompts, and the sessions of logins."""
 
 import hashlib
 import secrets
@@ -41,7 +41,7 @@ def may_see(config: ServeConfig, client: str | None) -> bool:
 
 
 def name_of(config: ServeConfig, key: str) -> str | None:
-    """Return the name of a key with which one logs in, or None."""
+    """Return the name of a key that may log in, or None."""
     for keys in (config.admin_keys, config.keys):
         name = None if keys is None else keys.find(key)
         if name is not None:
@@ -67,7 +67,7 @@ COOKIE = "mie_session"
 MAX_COOKIE_CHARS = 64
 """Maximum length of the cookie's value. `Sessions.open` makes 43 characters."""
 SESSION_SECONDS = 12 * 3600
-"""Time after which one must log in again."""
+"""Time after which a login ends."""
 MAX_SESSIONS = 256
 """Sessions that exist at once. The oldest is dropped for the next."""
 
@@ -77,7 +77,7 @@ PAGE_HEADER = b"x-mie-page"
 
 
 class Sessions:
-    """Who has logged in. Only digests of the cookies are kept."""
+    """The logins. Only digests of the cookies are kept."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -98,7 +98,7 @@ class Sessions:
             self._sessions.pop(_digest(value), None)
 
     def client(self, scope: Scope) -> str | None:
-        """Return the name of the key that a request's cookie stands for, or None.
+        """Return the name of the key of a request's cookie, or None.
 
         A request that may change something needs `PAGE_HEADER` too. Only the page itself can send
         it. Browsers send the cookie with no request that another site has caused, and the header is

@@ -32,7 +32,7 @@ MAX_BEHIND_TICKS = 20
 MAX_BEHIND_BYTES = 4 << 20
 """Maximum backlog of one page. A page that is further behind gets the whole state instead."""
 KEEP_ALIVE_SECONDS = 2.0
-"""A page says so if it hears nothing for more than twice this time."""
+"""A page reports it if nothing arrives for more than twice this time."""
 MAX_RECENT = 200
 """Events that are kept for a page that comes back."""
 MAX_PAGES = 64
@@ -121,7 +121,7 @@ class Feed:
         self.pages: set[Page] = set()
         """The pages that are open."""
         self.run_id = secrets.token_hex(4)
-        """Tells this run of the server from others at the same address."""
+        """Distinguishes this run of the server from others at the same address."""
         self._number = 0  # the number of the last event
         self._recent: deque[tuple[int, bytes]] = deque()
         self.child: Child | None = None
@@ -303,7 +303,7 @@ class Feed:
     def _follow(
         self, child: Child, look: Look, *, needs_key: bool
     ) -> tuple[int, list[Line], bytes]:
-        """Let the child take in a look at the engine.
+        """Pass a look at the engine to the child.
 
         Return the number of the last step, the records for every page, and the record of the whole
         state if a page needs it. A head comes first if the replay began again.
@@ -333,7 +333,7 @@ class Feed:
         return step, lines, key
 
     def _drop_old(self, first: int) -> None:
-        """Forget old events before ``first``. The events from ``first`` on are about to be sent."""
+        """Drop old events before ``first``. The events from ``first`` on are about to be sent."""
         num_bytes = sum(len(events) for _, events in self._recent)
         while self._recent and self._recent[0][0] < first:
             if len(self._recent) <= MAX_RECENT and num_bytes <= MAX_BEHIND_BYTES:

@@ -17,7 +17,7 @@ from mie.serve.page.access import Sessions, check_may_see, cookie_for, name_of
 from mie.serve.page.processes import Worker, converted
 
 PAGES = {"/": "index.html", "/chat": "chat.html", "/story.html": "story.html"}
-"""Routes of files that have one of their own."""
+"""Files with a separate route."""
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; "
@@ -40,7 +40,7 @@ DATA_HEADERS = {
 
 
 class PageShell:
-    """The files of the page, and the sessions of those who have logged in."""
+    """The files of the page, and the sessions of logins."""
 
     def __init__(self, config: ServeConfig) -> None:
         self.sessions = Sessions()
