@@ -182,7 +182,7 @@ class Answer:
     def take(self) -> RequestOutput | None:
         """Return the next output for the caller, or None if there is none (any more).
 
-        Under CUMULATIVE it has everything so far, otherwise only the news. If making the output
+        Under CUMULATIVE it has everything so far, otherwise only the new part. If making the output
         raises, the request fails: at once if it has ended, and otherwise in the engine's thread.
         """
         with self._lock:

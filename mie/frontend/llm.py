@@ -34,9 +34,8 @@ class LLM:
         [output] = llm.generate(["Once upon a time"], SamplingParams(max_tokens=64))
         print(output.outputs[0].text)
 
-    All requests of all calls and threads share one paged cache. Any number of
-    threads may call any method. The engine has no thread: a caller that waits for its outputs runs
-    steps for all callers.
+    All requests of all calls and threads share one paged cache. Any number of threads may call any
+    method. The engine has no thread: a caller that waits for outputs runs steps for all callers.
     """
 
     @with_arguments_of(EngineArgs)
@@ -111,8 +110,8 @@ class LLM:
     ) -> list[str]:
         """Queue prompts for `wait_for_completion`, and return their request ids.
 
-        The parameters are the same as in `generate`. Adding takes no time that ``use_tqdm`` could
-        show.
+        The parameters are the same as in `generate`. ``use_tqdm`` has no effect, because adding
+        takes no time.
         """
         refuse_options(LLM.enqueue, others)
         collector = self.loop.new_collector()
@@ -200,8 +199,8 @@ class LLM:
         """Yield the output of one prompt after every token.
 
         `CompletionOutput.new_text` is the new piece. The ``output_kind`` of the parameters selects
-        the content of each output. Outputs are merged if the caller is slower than the engine, for
-        which other threads may run steps. Closing the iterator aborts the request.
+        the content of each output. Outputs are merged if other threads run steps faster than the
+        caller takes outputs. Closing the iterator aborts the request.
 
         Raises:
             RequestFailedError: the request failed.
@@ -327,10 +326,10 @@ class LLM:
         return digest_of_weights(self.engine_args, self.directory)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return a new copy of the parameters that are used if a call gives none.
+        """Return a new copy of the parameters of calls without parameters.
 
         They come from the model's generation_config.json, unless ``generation_config`` or
-        ``override_generation_config`` say otherwise.
+        ``override_generation_config`` replaces them.
         """
         return self.llm_engine.get_default_sampling_params()
 

@@ -155,10 +155,10 @@ class LLMEngine:
         return None if self.preparer.tokenizer is None else self.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return a new copy of the parameters that are used if a call gives none.
+        """Return a new copy of the parameters of calls without parameters.
 
         They come from the model's generation_config.json, unless ``generation_config`` or
-        ``override_generation_config`` say otherwise.
+        ``override_generation_config`` replaces them.
         """
         return SamplingParams(**self.parts.generation.sampling)
 

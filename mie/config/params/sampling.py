@@ -147,8 +147,8 @@ class SamplingParams(_Checked):
     skip_special_tokens: Leave special tokens out of the text (vLLM). Default: True.
     spaces_between_special_tokens: Write a space between special tokens in the text (vLLM). Default:
         True.
-    output_kind: Content of each output of a stream: everything so far, only the news, or everything
-        in a single output at the end; a `RequestOutputKind` (vLLM). Default: CUMULATIVE.
+    output_kind: Content of each output of a stream: everything so far, only the new part, or
+        everything in a single output at the end; a `RequestOutputKind` (vLLM). Default: CUMULATIVE.
     truncate_prompt_tokens: Maximum number of prompt tokens. The last tokens are kept. -1 leaves
         room in the context for ``max_tokens``, and None keeps all; at least 1, or -1, or None
         (vLLM). Default: None.
