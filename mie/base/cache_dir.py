@@ -53,24 +53,19 @@ def open_cache(name: str, environment: Mapping[str, str] = os.environ) -> Path:
         CacheError: it cannot be made, or other users may have written to it or to its parent.
     """
     path = cache_path(name, environment)
-    try:
-        _make(path)
-        for folder in (path.parent, path):
-            _check(folder)
-    except OSError as error:
-        raise CacheError(f"the cache {path} cannot be used: {error.strerror}") from None
-    return path
+    return private_folder(path, path.parent)
 
 
-def private_folder(path: Path) -> Path:
-    """Make a folder for private data if needed, and return it.
+def private_folder(path: Path, *above: Path) -> Path:
+    """Make a folder for private data if needed, and return it. Folders ``above`` are private too.
 
     Raises:
-        CacheError: it cannot be made, or other users may have written to it.
+        CacheError: it cannot be made, or other users may have written to it or to one above.
     """
     try:
         _make(path)
-        _check(path)
+        for folder in (*above, path):
+            _check(folder)
     except OSError as error:
         raise CacheError(f"the cache {path} cannot be used: {error.strerror}") from None
     return path

@@ -7,6 +7,7 @@ limited size, and reading never waits.
 
 import codecs
 import errno
+import hashlib
 import json
 import os
 import stat
@@ -68,6 +69,18 @@ def read_file(path: str | PathLike[str], max_bytes: int) -> bytes:
             errno.EFBIG, f"it has more than {max_bytes:,} bytes, which is the limit", str(path)
         )
     return data
+
+
+def digest_of(path: Path, digest: "hashlib._Hash | hashlib.blake2b") -> str:
+    """Add a file to a digest of hashlib, in pieces, and return the digest in hexadecimal.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def without_bom(data: bytes) -> bytes:

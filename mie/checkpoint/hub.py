@@ -18,6 +18,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from mie.base.files import digest_of
 from mie.checkpoint.hub_errors import hub_error
 from mie.errors import ModelError, shown
 
@@ -329,7 +330,7 @@ def _fetch_blob(model: HubModel, name: str, blobs: Path, tell: Progress) -> None
                 target.write(block)
                 target.flush()
                 bar.update(len(block))
-        found = _sha256(draft)
+        found = digest_of(draft, hashlib.sha256())
         if found != file.sha256:
             draft.unlink()
             raise ModelError(
@@ -338,14 +339,6 @@ def _fetch_blob(model: HubModel, name: str, blobs: Path, tell: Progress) -> None
                 "mirror changes it)"
             )
         draft.rename(blob)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _folder(repo: str) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from mie.base.cache_dir import CacheError, open_cache, read_json, write_json
+from mie.base.files import digest_of
 from mie.base.version import __version__
 from mie.config.engine import EngineConfig
 from mie.disk.identity import Identity
@@ -91,24 +93,17 @@ def _digest_of(path: Path, seed: int) -> str:
     about = path.stat()
     facts = [str(path.resolve()), about.st_size, about.st_mtime_ns, about.st_ino]
     name = blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+    computed = partial(digest_of, path, blake2b(digest_size=16))
     try:
         kept = open_cache("digests") / f"{name}.json"
     except CacheError as error:
         logger.warning("the digest of %s is computed each time: %s", path, error)
-        return _computed(path)
+        return computed()
     digest = read_json(kept)
     if not isinstance(digest, str):
-        digest = _computed(path)
+        digest = computed()
         write_json(kept, digest)
     return digest
-
-
-def _computed(path: Path) -> str:
-    digest = blake2b(digest_size=16)
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def both(first: Emit, second: Emit) -> Emit:

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mie.base.files import digest_of
+
 RAW = "https://raw.githubusercontent.com"
 
 
@@ -59,12 +61,12 @@ def find_input(each: Input, folders: Sequence[Path], build: Path) -> Path:
         path, packed = folder / each.name, folder / f"{each.name}.xz"
         if packed.exists() and not path.exists():
             path = build / each.name
-            if not path.exists() or _sha256(path) != each.sha256:
+            if not path.exists() or digest_of(path, hashlib.sha256()) != each.sha256:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with lzma.open(packed) as source, path.open("wb") as target:
                     shutil.copyfileobj(source, target)
         if path.exists():
-            digest = _sha256(path)
+            digest = digest_of(path, hashlib.sha256())
             if digest != each.sha256:
                 raise MissingInputError(
                     f"{each.name} has sha256 {digest[:12]}…, and the published file has "
@@ -97,11 +99,3 @@ def get_input(each: Input, folder: Path) -> Path:
     except (OSError, subprocess.CalledProcessError) as error:
         raise MissingInputError(f"{each.name} could not be had: {error}") from error
     return find_input(each, [folder], folder)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

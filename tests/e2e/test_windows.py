@@ -66,6 +66,17 @@ def answers(
     return [tokens[str(i), choice] for i in range(len(PROMPTS)) for choice in (0, 1)], engine
 
 
+def check_tokens(model: TinyModel | TinyHybrid, tokens: list[list[int]]) -> None:
+    """Compare the tokens of `answers` with the oracle's."""
+    for i, prompt in enumerate(PROMPTS):
+        expected, _, _ = naive.generate(
+            model.config, model.weights, prompt,
+            {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True, "n": 2},
+            choice=0, stream=0, eos=[3], limit=96,
+        )  # fmt: skip
+        assert tokens[2 * i] == tokens[2 * i + 1] == expected
+
+
 @pytest.mark.few
 @pytest.mark.parametrize(
     "backend",
@@ -80,13 +91,7 @@ def test_tokens_equal_the_oracles_in_a_small_pool(ministral, backend, preemption
     """There are prefix hits, forks, copies, preemptions and swaps, with four groups of layers."""
     swap = {"swap_space": 1 << 18} if preemption_mode == "swap" else {}
     tokens, engine = answers(ministral, backend, preemption_mode=preemption_mode, **swap)
-    for i, prompt in enumerate(PROMPTS):
-        expected, _, _ = naive.generate(
-            ministral.config, ministral.weights, prompt,
-            {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True, "n": 2},
-            choice=0, stream=0, eos=[3], limit=96,
-        )  # fmt: skip
-        assert tokens[2 * i] == tokens[2 * i + 1] == expected
+    check_tokens(ministral, tokens)
     manager = engine.scheduler.manager
     assert manager.part(Windows) is not None
     stats = manager.stats
@@ -122,13 +127,7 @@ def test_a_model_with_windows_and_states_gives_the_oracles_tokens(
     tokens, engine = answers(
         windowed_hybrid, backend, preemption_mode=preemption_mode, num_blocks=34, **swap
     )
-    for i, prompt in enumerate(PROMPTS):
-        expected, _, _ = naive.generate(
-            windowed_hybrid.config, windowed_hybrid.weights, prompt,
-            {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True, "n": 2},
-            choice=0, stream=0, eos=[3], limit=96,
-        )  # fmt: skip
-        assert tokens[2 * i] == tokens[2 * i + 1] == expected
+    check_tokens(windowed_hybrid, tokens)
     manager = engine.scheduler.manager
     assert [*map(type, manager.parts)] == [Windows, States]
     assert manager.stats.num_hit_tokens > 0

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
-from hypothesis import seed
+from hypothesis import seed, settings
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 T = TypeVar("T", bound=Hashable)
 
@@ -30,3 +31,20 @@ def check_until_seen(
         if not lacking:
             return
     raise AssertionError(f"too rare in {ROUNDS} rounds: {lacking} of {dict(seen)}")
+
+
+def check_machine(
+    machine: type[RuleBasedStateMachine],
+    seen: Counter[T],
+    wanted: Mapping[T, int],
+    max_examples: int = 40,
+) -> None:
+    """Run a state machine for 60 operations at a time until cases have occurred.
+
+    There are ``max_examples`` runs, or as many as the profile has if that is more.
+    """
+    max_examples = max(max_examples, settings().max_examples)
+    chosen = settings(max_examples=max_examples, stateful_step_count=60)
+    check_until_seen(
+        lambda each: run_state_machine_as_test(each, settings=chosen), machine, seen, wanted
+    )

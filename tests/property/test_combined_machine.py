@@ -1,8 +1,6 @@
 """Check windows and states in one manager, with the model of every block and of every slot."""
 
-from hypothesis import settings
-from hypothesis.stateful import run_state_machine_as_test
-from rare import check_until_seen
+from rare import check_machine
 from test_memory_machine import MAX_TABLES, seen
 from test_stateful_machine import StatefulMemory
 
@@ -41,10 +39,4 @@ COMMON = (
 
 def test_combined_machine():
     """Run 2,000 operations, and 75 times as many in `make test-all`."""
-    chosen = settings(max_examples=max(40, settings().max_examples), stateful_step_count=60)
-    check_until_seen(
-        lambda machine: run_state_machine_as_test(machine, settings=chosen),
-        CombinedMemory,
-        seen,
-        dict.fromkeys(COMMON, 1),
-    )
+    check_machine(CombinedMemory, seen, dict.fromkeys(COMMON, 1))

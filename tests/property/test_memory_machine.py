@@ -10,16 +10,9 @@ from collections import Counter
 from itertools import count, takewhile
 
 from audit import check_memory
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
-from rare import check_until_seen
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from rare import check_machine
 
 from mie.engine.watch.snapshot import memory_snapshot
 from mie.memory.layers.windows import Windows
@@ -549,11 +542,5 @@ COMMON = (
 
 def test_memory_machine():
     """Run 3,000 operations, and 50 times as many in `make test-all`."""
-    chosen = settings(max_examples=max(60, settings().max_examples), stateful_step_count=60)
     # The operations would prove little if these cases were rare.
-    check_until_seen(
-        lambda machine: run_state_machine_as_test(machine, settings=chosen),
-        Memory,
-        seen,
-        {"operations": 3000, **dict.fromkeys(COMMON, 2)},
-    )
+    check_machine(Memory, seen, {"operations": 3000, **dict.fromkeys(COMMON, 2)}, 60)

@@ -9,16 +9,9 @@ from collections import Counter
 
 import pytest
 from audit import check_memory, check_scheduler
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
-from rare import check_until_seen
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from rare import check_machine
 from scripted_runner import EOS, ScriptedRunner, expected_tokens, salt_seed
 
 from mie.config.engine import POLICIES, EngineConfig
@@ -450,12 +443,6 @@ SOMETIMES = (
 
 def test_scheduler_machine():
     """Run 3,000 operations, and 60 times as many in `make test-all`."""
-    chosen = settings(max_examples=max(60, settings().max_examples), stateful_step_count=60)
     # The operations would prove little if these cases were rare.
     wanted = {"operations": 3000, **dict.fromkeys(OFTEN, 5), **dict.fromkeys(SOMETIMES, 1)}
-    check_until_seen(
-        lambda machine: run_state_machine_as_test(machine, settings=chosen),
-        Scheduling,
-        seen,
-        wanted,
-    )
+    check_machine(Scheduling, seen, wanted, 60)

@@ -4,8 +4,7 @@ A slot holds the salt and all tokens that its state has seen. So a state that is
 another position is noticed at once.
 """
 
-from hypothesis import settings
-from hypothesis.stateful import run_state_machine_as_test
+from rare import check_machine
 from test_memory_machine import MAX_TABLES, Memory, seen
 
 from mie.memory.layers.states import States
@@ -84,8 +83,4 @@ COMMON = (
 
 def test_stateful_machine():
     """Run 2,000 operations, and 75 times as many in `make test-all`."""
-    seen.clear()
-    chosen = settings(max_examples=max(40, settings().max_examples), stateful_step_count=60)
-    run_state_machine_as_test(StatefulMemory, settings=chosen)
-    for what in COMMON:
-        assert seen[what] >= 1, (what, seen)
+    check_machine(StatefulMemory, seen, dict.fromkeys(COMMON, 1))

@@ -12,6 +12,12 @@ from mie.text.stream import StopStrings, TextStream
 KINDS = OTHER_KINDS | BYTE_KINDS
 letters = st.text(alphabet="ab\n", max_size=12)
 stops = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), max_size=4)
+tokens_in_two_parts = given(
+    st.lists(st.integers(0, 400), max_size=12),
+    st.lists(st.integers(0, 400), min_size=1, max_size=12),
+    stops,
+    st.sampled_from([*KINDS]),
+)
 
 
 def by_find(text: str, stop: list[str], include: bool, after: int = 0) -> tuple[str, str | None]:
@@ -70,12 +76,7 @@ def test_a_stop_string_that_ends_in_exempt_text_does_not_count(
     assert (text + in_one.flush(), found_in_one) == expected
 
 
-@given(
-    st.lists(st.integers(0, 400), max_size=12),
-    st.lists(st.integers(0, 400), min_size=1, max_size=12),
-    stops,
-    st.sampled_from([*KINDS]),
-)
+@tokens_in_two_parts
 @example([3 + 0x0A], [300], ["\n"], "llama2")
 @example([], [300], ["\n"], "llama2")
 def test_only_new_text_is_searched(
@@ -93,12 +94,7 @@ def test_only_new_text_is_searched(
     assert (text, found) == by_find(after[len(before) :], stop, include=False)
 
 
-@given(
-    st.lists(st.integers(0, 400), max_size=12),
-    st.lists(st.integers(0, 400), min_size=1, max_size=12),
-    stops,
-    st.sampled_from([*KINDS]),
-)
+@tokens_in_two_parts
 @example([3 + 0x0A], [300], ["\n"], "llama2")
 @example([3 + 0x0A], [3 + 0x0A], ["\n", "\n\n"], "llama2")
 def test_min_tokens_count_where_a_stop_string_ends(

@@ -1,9 +1,7 @@
 """Check `Windows` with the machine of the memory, whose model has blocks of each group."""
 
 import pytest
-from hypothesis import settings
-from hypothesis.stateful import run_state_machine_as_test
-from rare import check_until_seen
+from rare import check_machine
 from test_memory_machine import Memory, seen
 
 from mie.memory.layers.window import Window
@@ -32,13 +30,7 @@ COMMON = (
 
 def test_windowed_machine():
     """Run 2,000 operations, and 75 times as many in `make test-all`."""
-    chosen = settings(max_examples=max(40, settings().max_examples), stateful_step_count=60)
-    check_until_seen(
-        lambda machine: run_state_machine_as_test(machine, settings=chosen),
-        WindowedMemory,
-        seen,
-        dict.fromkeys(COMMON, 2),
-    )
+    check_machine(WindowedMemory, seen, dict.fromkeys(COMMON, 2))
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 3, 4])

@@ -51,6 +51,25 @@ async def client_of(engine, config=None, **options):
             yield client
 
 
+JSON_HEADERS = ((b"host", b"localhost"), (b"content-type", b"application/json"))
+
+
+async def call_app(app, path, data, send, method="POST", headers=JSON_HEADERS, **scope):
+    """Call an app in this process as a server does, with all of the body at once.
+
+    ``send`` gets the messages of the app. The client stays until the app has ended.
+    """
+    sent = [{"type": "http.request", "body": data, "more_body": False}]
+
+    async def receive():
+        return sent.pop() if sent else await asyncio.get_running_loop().create_future()
+
+    request = {"type": "http", "http_version": "1.1", "method": method, "scheme": "http"}
+    request |= {"path": path, "root_path": "", "query_string": b"", "headers": [*headers]}
+    request |= {"client": ("127.0.0.1", 1), "server": ("localhost", 80), "state": {}, "app": app}
+    await app(request | scope, receive, send)
+
+
 def answer_of(engine, path, config=None, method="GET", **options):
     """Return the answer to one request to an app that nothing else uses."""
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import runpy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +188,23 @@ REASONING = """{% for m in messages %}{{ m.role }}: {{ m.content }}
 {% endfor %}{{ enable_thinking }} {{ reasoning_effort }}"""
 
 
+@contextmanager
+def prompts_of(engine: Any) -> Iterator[list[str]]:
+    """Yield the list of the prompts that the engine gets meanwhile."""
+    prompts: list[str] = []
+    prepare = engine.prepare
+
+    async def recorded(prompt: Any, *args: Any, **options: Any) -> Any:
+        prompts.append(prompt["prompt"])
+        return await prepare(prompt, *args, **options)
+
+    engine.prepare = recorded
+    try:
+        yield prompts
+    finally:
+        del engine.prepare
+
+
 def test_reasoning_reaches_a_template_that_reads_it(server: Any):
     def last_line(url: str, route: str, **body: Any) -> str:
         answer = server.client.post(f"{url}{route}", json={**LEAST[route], **body})
@@ -194,26 +213,16 @@ def test_reasoning_reaches_a_template_that_reads_it(server: Any):
         lines = prompts[-1].splitlines()
         return lines[-1]
 
-    prompts: list[str] = []
-    prepare = server.engine.prepare
-
-    async def recorded(prompt: Any, *args: Any, **options: Any) -> Any:
-        prompts.append(prompt["prompt"])
-        return await prepare(prompt, *args, **options)
-
-    server.engine.prepare = recorded
-    try:
-        with live(server.engine, ServeConfig(chat_template=REASONING)) as url:
-            assert last_line(url, CHAT, reasoning_effort="high") == " high"
-            assert last_line(url, CHAT, reasoning_effort="none") == "False "
-            own = {"reasoning_effort": "low"}
-            assert last_line(url, CHAT, reasoning_effort="high", chat_template_kwargs=own) == " low"
-            assert last_line(url, RESPONSES, reasoning={"effort": "minimal"}) == " minimal"
-            assert last_line(url, MESSAGES, thinking={"type": "disabled"}) == "False "
-            both = {"thinking": {"type": "enabled"}, "output_config": {"effort": "max"}}
-            assert last_line(url, MESSAGES, **both) == "True max"
-    finally:
-        del server.engine.prepare
+    config = ServeConfig(chat_template=REASONING)
+    with prompts_of(server.engine) as prompts, live(server.engine, config) as url:
+        assert last_line(url, CHAT, reasoning_effort="high") == " high"
+        assert last_line(url, CHAT, reasoning_effort="none") == "False "
+        own = {"reasoning_effort": "low"}
+        assert last_line(url, CHAT, reasoning_effort="high", chat_template_kwargs=own) == " low"
+        assert last_line(url, RESPONSES, reasoning={"effort": "minimal"}) == " minimal"
+        assert last_line(url, MESSAGES, thinking={"type": "disabled"}) == "False "
+        both = {"thinking": {"type": "enabled"}, "output_config": {"effort": "max"}}
+        assert last_line(url, MESSAGES, **both) == "True max"
 
 
 def test_a_developer_is_the_system_where_the_template_names_no_developer(server: Any):
@@ -231,28 +240,16 @@ def test_instructions_between_turns_are_read_where_a_template_takes_one_system_m
         "{{ m.role }}:{{ m.content }}|{% endfor %}"
     )
     system = {"role": "system", "content": "Two."}
-    prompts: list[str] = []
-    prepare = server.engine.prepare
-
-    async def recorded(prompt: Any, *args: Any, **options: Any) -> Any:
-        prompts.append(prompt["prompt"])
-        return await prepare(prompt, *args, **options)
-
-    server.engine.prepare = recorded
-    try:
-        with live(server.engine, ServeConfig(chat_template=strict)) as url:
-            user = {"role": "user", "content": "Hi"}
-            for route, body in (
-                (MESSAGES, {"system": "One.", "messages": [system, user, system]}),
-                (
-                    RESPONSES,
-                    {"instructions": "One.", "input": [{**system, "role": "developer"}, user]},
-                ),
-            ):
-                answer = server.client.post(f"{url}{route}", json={**LEAST[route], **body})
-                assert answer.status_code == 200, answer.text
-    finally:
-        del server.engine.prepare
+    user = {"role": "user", "content": "Hi"}
+    bodies = {
+        MESSAGES: {"system": "One.", "messages": [system, user, system]},
+        RESPONSES: {"instructions": "One.", "input": [{**system, "role": "developer"}, user]},
+    }
+    config = ServeConfig(chat_template=strict)
+    with prompts_of(server.engine) as prompts, live(server.engine, config) as url:
+        for route, body in bodies.items():
+            answer = server.client.post(f"{url}{route}", json={**LEAST[route], **body})
+            assert answer.status_code == 200, answer.text
     assert prompts == ["system:One.\nTwo.|user:Hi\nTwo.|", "system:One.\nTwo.|user:Hi|"]
 
 

@@ -9,7 +9,7 @@ import tracemalloc
 
 import pytest
 from deadlines import PATIENCE
-from edge_helpers import MESSAGES, client_of, load
+from edge_helpers import JSON_HEADERS, MESSAGES, call_app, client_of, load
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,17 +43,8 @@ async def post(app, path, body, key=None, on_part=lambda size: None):
 
     The answer is not kept, so that only the server's memory counts.
     """
-    data, status, size = json.dumps(body).encode(), 0, 0
-    headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
-    headers += [(b"authorization", b"Bearer " + key.encode())] if key else []
-    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode()}
-    scope |= {"headers": headers, "query_string": b"", "scheme": "http", "root_path": ""}
-    scope |= {"http_version": "1.1", "client": ("127.0.0.1", 1), "server": ("localhost", 80)}
-    messages = [{"type": "http.request", "body": data, "more_body": False}]
-    never = asyncio.get_running_loop().create_future()
-
-    async def receive():
-        return messages.pop() if messages else await never
+    status = size = 0
+    headers = [*JSON_HEADERS, *([(b"authorization", b"Bearer " + key.encode())] if key else [])]
 
     async def send(message):
         nonlocal status, size
@@ -63,7 +54,7 @@ async def post(app, path, body, key=None, on_part=lambda size: None):
         if body:
             on_part(len(body))
 
-    await app(scope, receive, send)
+    await call_app(app, path, json.dumps(body).encode(), send, headers=headers)
     return status, size
 
 

@@ -4,14 +4,13 @@ Each header is filled with each character that some parser may stumble over. CPU
 so the tests hold on a busy machine.
 """
 
-import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from edge_helpers import asks
+from edge_helpers import asks, call_app
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from mie.serve.app import create_app
@@ -53,30 +52,13 @@ CONFIGS = {
 
 async def seconds_of(app: Any, method: str, path: str, head: Any, body: bytes = b"") -> float:
     """Return the CPU seconds of a request. It must be answered without a 500."""
-    scope = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": method,
-        "scheme": "http",
-        "path": path,
-        "root_path": "",
-        "query_string": b"",
-        "client": ("127.0.0.1", 1),
-        "server": ("localhost", 80),
-        "state": {},
-        **head,
-    }
-    sent = [{"type": "http.request", "body": body, "more_body": False}]
     statuses: list[int] = []
-
-    async def receive() -> Any:
-        return sent.pop() if sent else await asyncio.get_running_loop().create_future()
 
     async def send(message: Any) -> None:
         statuses.append(message.get("status", 0))
 
     begin = time.thread_time()
-    await app(scope, receive, send)
+    await call_app(app, path, body, send, method, **head)
     seconds = time.thread_time() - begin
     assert 200 <= statuses[0] < 500
     return seconds

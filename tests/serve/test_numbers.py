@@ -3,7 +3,6 @@
 The fields come from the published schemas, so that a new field is tested too.
 """
 
-import asyncio
 import functools
 import itertools
 import json
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from edge_helpers import DIALECTS, MESSAGES, asks, load
+from edge_helpers import DIALECTS, MESSAGES, asks, call_app, load
 
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
@@ -114,35 +113,13 @@ def with_number(body: dict[str, Any], place: Place, number: str) -> bytes:
 
 async def post(app, path: str, data: bytes, method: str = "POST") -> tuple[int, bytes]:
     """Send a request to an app in this process."""
-    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-    scope = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": method,
-        "scheme": "http",
-        "path": path,
-        "root_path": "",
-        "query_string": b"",
-        "headers": headers,
-        "client": ("127.0.0.1", 1),
-        "server": ("localhost", 80),
-        "app": app,
-    }
-    sent: list[Any] = [{"type": "http.request", "body": data, "more_body": False}]
     answer: list[Any] = []
-
-    async def receive():
-        return sent.pop() if sent else await _never()
 
     async def send(message):
         answer.append(message)
 
-    await app(scope, receive, send)
+    await call_app(app, path, data, send, method)
     return answer[0]["status"], b"".join(each.get("body", b"") for each in answer)
-
-
-async def _never():
-    await asyncio.get_running_loop().create_future()
 
 
 @pytest.mark.parametrize("operations", [OPERATIONS, OWN_OPERATIONS], ids=["one", "many"])

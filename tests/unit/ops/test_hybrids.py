@@ -43,7 +43,6 @@ def answers(llm: LLM) -> list[Any]:
     return [(c.token_ids, c.cumulative_logprob) for each in outputs for c in each.outputs]
 
 
-@pytest.mark.few
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.few
@@ -81,7 +80,6 @@ def test_beams_equal_those_of_an_engine_without_room(name: str) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.few
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.few
@@ -106,7 +104,6 @@ def test_a_hit_changes_no_bit(name: str, backend: str) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.few
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.few
