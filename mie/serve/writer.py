@@ -276,8 +276,8 @@ class Writer(Asked[A], EventStream, ABC):
             self.logprobs, self.keeps_tokens = self.new_logprobs(), True
         self._is_paced = self.params.output_kind is not RequestOutputKind.DELTA
         limit, engine = serving.queue_limit, serving.engine
-        if serving.config.max_logprobs >= 0:
-            self._check_logprobs(serving.config.max_logprobs)
+        check_logprobs(self.logprobs_name, self.params.logprobs, serving.config.max_logprobs)
+        check_logprobs("prompt_logprobs", self.params.prompt_logprobs, serving.config.max_logprobs)
         many = len(prompts) > 1
         with limit.entering(limit.client_of(scope), len(prompts)):
             self.prepared = [
@@ -336,17 +336,6 @@ class Writer(Asked[A], EventStream, ABC):
             self.limit = None  # it is named once for all prompts
         return replace(prepared, has_rows=False)
 
-    def _check_logprobs(self, limit: int) -> None:
-        """Raise the 400 for more log-probabilities than the server gives."""
-        for name, count in (
-            (self.logprobs_name, self.params.logprobs),
-            ("prompt_logprobs", self.params.prompt_logprobs),
-        ):
-            if count is not None and not 0 <= count <= limit:
-                wanted = "all" if count == -1 else count
-                message = f"{name} asks for {wanted}; the limit is {limit} (--max-logprobs)"
-                raise invalid(message, name)
-
     async def _next(self) -> list[RequestOutput]:
         """Wait for outputs, and return the outputs that arrived, merged for each prompt.
 
@@ -390,6 +379,17 @@ class Writer(Asked[A], EventStream, ABC):
         num_prompt = sum(len(each.token_ids) for each in self.prepared)
         work = work_of(num_prompt, self._stream.num_generated, self._stream.metrics)
         facts_of(self.scope).update(work)
+
+
+def check_logprobs(name: str, count: int | None, limit: int) -> None:
+    """Check a number of log-probabilities against the server's limit; a limit of -1 is none.
+
+    Raises:
+        ApiError: it is more than the server gives.
+    """
+    if limit >= 0 and count is not None and not 0 <= count <= limit:
+        wanted = "all" if count == -1 else count
+        raise invalid(f"{name} asks for {wanted}; the limit is {limit} (--max-logprobs)", name)
 
 
 def num_logprobs(wanted: int | None, is_on: bool | None, switch: str) -> int | None:

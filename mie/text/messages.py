@@ -74,7 +74,9 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 def _converted(message: dict[str, Any], where: str, content_format: str) -> dict[str, Any]:
     calls = message.get("tool_calls")
-    if message["role"] == "assistant" and isinstance(calls, Sequence):
+    if calls is not None and not _is_list(calls):
+        raise RequestError(f"{where}.tool_calls must be a list, got {type(calls).__name__}")
+    if calls is not None:
         message["tool_calls"] = [
             _call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)
         ]

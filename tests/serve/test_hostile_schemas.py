@@ -153,13 +153,12 @@ def test_masks_that_cost_too_much_end_the_request(url: str):
 def test_a_worker_that_was_killed_is_the_servers_error(url: str, engine: AsyncLLM):
     with client(url, "A") as own, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(own.post, PATH, json=hostile(45))
-        worker = compile_worker(grammars_of(engine))
-        assert worker is not None
-        children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children")
         for _ in range(6000):
-            if children.read_text():
+            worker = compile_worker(grammars_of(engine))
+            if worker and Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text():
                 break
             time.sleep(0.01)
+        assert worker is not None
         worker.kill()
         answer = waiting.result()
     assert answer.status_code == 500, answer.text

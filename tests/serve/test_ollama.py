@@ -116,6 +116,8 @@ def test_nothing_to_answer_loads_the_model(client: ollama.Client):
     assert answers[0].message.content == answers[1].response == ""
     with pytest.raises(ollama.ResponseError, match="keep_alive is not supported"):
         client.generate("bundled", keep_alive=0)
+    with pytest.raises(ollama.ResponseError, match="top_logprobs asks for 21; the limit is 20"):
+        client.generate("bundled", top_logprobs=21)
 
 
 def test_the_options_have_the_effect_of_the_parameters(server: Any):

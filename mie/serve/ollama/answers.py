@@ -27,7 +27,7 @@ from mie.serve.openai.tools import own_tools
 from mie.serve.parts import Part, PartEvent
 from mie.serve.parts_writer import PartsWriter
 from mie.serve.serving import SWITCHES
-from mie.serve.writer import Choice, json_response, num_logprobs
+from mie.serve.writer import Choice, check_logprobs, json_response, num_logprobs
 from mie.text.tools.definitions import call_message
 
 T = TypeVar("T", bound=Answered, covariant=True)
@@ -134,7 +134,9 @@ class LineWriter(PartsWriter[T]):
 
     def loaded(self) -> Response:
         """Answer a request without a prompt, with which clients load a model or unload it."""
-        if cast(Any, self.body).keep_alive in (0, "0", "0s"):
+        body, limit = cast(Any, self.body), self.serving.config.max_logprobs
+        check_logprobs("top_logprobs", body.top_logprobs, limit)
+        if body.keep_alive in (0, "0", "0s"):
             raise unsupported("keep_alive", "the server does not unload its model; leave 0 out")
         line = _line(self.model, self.said(), done=True, done_reason="load")
         return json_response(line, self.headers)

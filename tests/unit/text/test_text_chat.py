@@ -199,6 +199,16 @@ def test_tool_calls_get_their_arguments_as_objects() -> None:
     assert message == {"role": "assistant", "content": "x"}
     with pytest.raises(RequestError, match=r"tool_calls\[0\] must be"):
         conversation([{"role": "assistant", "tool_calls": ["f"], "content": None}])
+    with pytest.raises(RequestError, match="tool_calls must be a list, got dict"):
+        conversation([{"role": "assistant", "tool_calls": {"f": 1}, "content": None}])
+
+
+def test_calls_of_custom_tools_are_read_in_messages_of_any_role():
+    call = {"type": "custom", "custom": {"name": "run", "input": "1 + 2"}}
+    for role in ("assistant", "user"):
+        (message,) = conversation([{"role": role, "tool_calls": [call], "content": None}])
+        function = {"name": "run", "arguments": {"input": "1 + 2"}}
+        assert message["tool_calls"] == [{"type": "function", "function": function}]
 
 
 @pytest.mark.parametrize(
