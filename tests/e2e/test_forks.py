@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from multiprocessing.context import ForkContext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from audit import end_compile_worker, grammars_of
@@ -172,7 +173,7 @@ def test_a_hundred_children_forked_at_random_moments(shared: LLM, alone: dict[st
 def test_the_workers_of_a_data_loader(alone: dict[str, str]) -> None:
     """Each epoch forks workers anew. They take indices from queues and put results into one."""
 
-    def worker(indices: multiprocessing.Queue[int | None], results: multiprocessing.Queue) -> None:
+    def worker(indices: Any, results: Any) -> None:
         for index in iter(indices.get, None):
             results.put((index, answer(PROMPTS[index])[1]))
 
