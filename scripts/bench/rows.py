@@ -63,9 +63,11 @@ FORMS: dict[str, dict[str, Any] | None] = {
     "Q4_1": {"codes": "int4", "group": 32, "has_offsets": True, "scale_bits": 16},
     "Q4_K": {"codes": "int4", "group": 32, "has_offsets": True, "scale_bits": 8},
     "Q8_0": {"codes": "int8", "group": 32, "has_offsets": False, "scale_bits": 16},
+    "F8_E4M3": {"codes": "float8_e4m3fn", "group": 128, "has_offsets": False},
     "BF16": None,
 }
-"""The forms of GGUF types. Q4_K needs inputs in multiples of 256, which SmolLM2 lacks."""
+"""The forms of GGUF types, and of float8 in blocks of 128. Q4_K needs inputs in multiples of 256,
+which SmolLM2 lacks."""
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16)
 ATTENTION, STEP = "attention", "all layers and head"
 COPIES_BYTES = 96 << 20
@@ -88,9 +90,12 @@ def random_rows(form: Any, num_outputs: int, num_inputs: int, rng: Any) -> Any:
         return rng.standard_normal((num_outputs, num_inputs)).astype(ml_dtypes.bfloat16)
     low, high = (0, 16) if form.has_offsets else (-8, 8)
     low, high = (low, high) if form.codes == "int4" else (-128, 128)
-    planes = {"codes": rng.integers(low, high, (num_outputs, num_inputs)).astype(np.int8)}
+    codes = rng.integers(low, high, (num_outputs, num_inputs)).astype(np.int8)
+    if form.codes == "float8_e4m3fn":
+        codes = rng.standard_normal(codes.shape).astype(ml_dtypes.float8_e4m3fn)
+    planes = {"codes": codes}
     for kind in ("scale", "offset")[: 1 + form.has_offsets]:
-        factors = rng.integers(1, 64, (num_outputs, num_inputs // form.group))
+        factors = rng.integers(1, 64, (num_outputs, -(-num_inputs // form.group)))
         planes[f"{kind}s"] = factors.astype(np.float32) / np.float32(2**14)
         if form.has_units:
             units = (num_outputs, num_inputs // UNIT_INPUTS)

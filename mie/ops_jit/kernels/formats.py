@@ -104,12 +104,12 @@ def _int32(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
 def _fp8(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
     """Move an E4M3 number's bits to their places in float32. Its bias is 120 larger.
 
-    There is no NaN.
+    The sign is extended over the byte, so that one mask keeps the sign and the other bits. There is
+    no NaN.
     """
-    bits = b.zext(x, like(x, I32))
-    sign = b.shl(b.and_(bits, splat_like(x, I32, 0x80)), splat_like(x, I32, 24))
-    rest = b.shl(b.and_(bits, splat_like(x, I32, 0x7F)), splat_like(x, I32, 20))
-    return b.fmul(b.bitcast(b.or_(sign, rest), like(x, F32)), splat_like(x, F32, 2.0**120))
+    bits = b.shl(b.sext(x, like(x, I32)), splat_like(x, I32, 20))
+    kept = b.and_(bits, splat_like(x, I32, 0x87F00000))
+    return b.fmul(b.bitcast(kept, like(x, F32)), splat_like(x, F32, 2.0**120))
 
 
 def _narrow_bfloat16(b: ir.IRBuilder, x: ir.Value, address: ir.Value) -> None:
