@@ -364,7 +364,14 @@ def scripted_engine(
     ``on_schedule`` and ``on_run`` are called when a step is planned and when it runs.
     """
     log = EventLog(config.event_log_steps)
-    scheduler = new_scheduler(config, num_blocks, max_model_len, log, num_host_blocks, num_states)
+    scheduler = new_scheduler(
+        config,
+        num_blocks,
+        max_model_len,
+        log,
+        num_host_blocks=num_host_blocks,
+        num_states=num_states,
+    )
     runner: Any = ScriptedRunner(
         num_blocks=num_blocks,
         block_size=config.block_size,

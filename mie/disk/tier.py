@@ -19,11 +19,11 @@ from mie.disk.mover import Mover
 from mie.disk.race import Race
 from mie.disk.segment import Block
 from mie.disk.store import DiskStats
+from mie.engine.engine import Engine
 from mie.engine.watch.candidates import Candidates
 from mie.memory.layers.states import States
 from mie.memory.layers.windows import Windows
 from mie.memory.table import HostTable
-from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Sequence as Seq
 
 MAX_CONTENTS = 256
@@ -106,11 +106,13 @@ class DiskTier:
         self._snapshots: dict[int, int] = {}
         self._tree: object = None
 
-    def connect(self, scheduler: Scheduler, mover: Mover) -> None:
-        """Set the scheduler and the runner, before the first step."""
-        self._candidates = Candidates(scheduler)
-        self._manager, self._mover = scheduler.manager, mover
+    def connect(self, engine: Engine, mover: Mover) -> None:
+        """Read blocks before each step of an engine, and write blocks after it."""
+        self._candidates = Candidates(engine.scheduler)
+        self._manager, self._mover = engine.scheduler.manager, mover
         self._windows, self._states = self._manager.part(Windows), self._manager.part(States)
+        engine.before_step.append(self.before_step)
+        engine.observers.append(self.after_step)
 
     def close(self) -> None:
         """Write the blocks that wait to be written."""

@@ -6,14 +6,15 @@ from functools import partial
 from typing import Any
 
 from mie.errors import RequestError
+from mie.text.chat import ChatTemplate
 from mie.text.messages import Message, conversation, has_calls, without_developers
 from mie.text.pretrained import PretrainedTokenizer
 from mie.text.tools.answer_parts import parts_of
 from mie.text.tools.channels import unfinished_header
-from mie.text.tools.definitions import ToolCall, as_functions, tool_choice_of
+from mie.text.tools.definitions import ToolCall, ToolChoice, as_functions, tool_choice_of
 from mie.text.tools.families import FAMILY_FORMATS, NO_FORMATS
 from mie.text.tools.forced import new_parser
-from mie.text.tools.formats import FINAL, REPLY, AnswerFormat, Tags
+from mie.text.tools.formats import FINAL, REPLY, AnswerFormat, CallFormat, Tags
 from mie.text.tools.stated import HEADING, with_tools_stated
 from mie.text.tools.table import HERMES, call_format, reasoning_tags, writes_channels, writes_tools
 
@@ -44,31 +45,16 @@ def prompt_of(
         RequestError: a message or a tool is malformed, the template rejects them, or the model's
             format of calls is not known.
     """
-
-    def special_id(text: str) -> int | None:
-        """Return the id of a special token. It is not spelled like other tokens."""
-        token_id = tokenizer.tokenizer.token_to_id(text)
-        return token_id if token_id in tokenizer.tokenizer.special_ids else None
-
     choice = tool_choice_of(tools, tool_choice, parallel_tool_calls, max_tool_calls)
-    templates = tokenizer.chat_templates
     shown = None if choice is None or tools is None else as_functions(tools)
-    chosen = templates.choose(options.get("chat_template"), shown)
-    template = chosen.source
+    template = tokenizer.chat_templates.choose(options.get("chat_template"), shown)
     declared = tokenizer.tokenizer.config.response_template
-    family = FAMILY_FORMATS.get(architecture, NO_FORMATS)
+    formats = template.source, declared, FAMILY_FORMATS.get(architecture, NO_FORMATS)
     calls = None
     if choice is not None and (choice.is_forced or tool_call_parser != "none"):
-        calls = call_format(tool_call_parser, template, declared, family)
-    if not writes_tools(template) and (choice is not None or has_calls(messages)):
-        given = conversation(messages)
-        messages = with_tools_stated(
-            given if "developer" in template else without_developers(given),
-            shown,
-            choice,
-            calls or HERMES,
-            has_system=chosen.has_system,
-        )
+        calls = call_format(tool_call_parser, *formats)
+    if not writes_tools(template.source) and (choice is not None or has_calls(messages)):
+        messages = _in_words(messages, template, shown, choice, calls or HERMES)
         shown = None
     text = render(messages, tools=shown, **options)
     if choice is not None and shown is None and HEADING not in text:
@@ -77,36 +63,75 @@ def prompt_of(
             "writes (give a template that writes tools)"
         )
     prompt = {"prompt": text, "prompt_token_ids": encode(text)}
-    tags = reasoning_tags(reasoning_parser, template, declared, family)
-    has_channels = writes_channels(template)
-    if calls is None and tags is None and not has_channels:
-        return prompt
-    form = AnswerFormat(
-        reasoning=tags,
+    tags = reasoning_tags(reasoning_parser, *formats)
+    form = _form_of(tags, calls, choice)
+    if tags is not None or calls is not None:
+        if form.has_channels:
+            form = replace(form, begins_with=unfinished_header(text))
+        elif tags is not None:
+            opening = _opening(text, tags, messages, partial(render, tools=shown), options)
+            always = reasoning_parser == "deepseek_r1"  # as in vLLM: these models always reason
+            form = _begun(form, tags, opening, options, always_reasons=always)
+        special_id = partial(_special_id, tokenizer)
+        return {**prompt, "answer": replace(form, parts=parts_of(form, choice, special_id, text))}
+    if writes_channels(template.source):
+        before = FINAL if text.endswith(REPLY) else ""
+        return {**prompt, "answer": replace(form, before_structure=before)}
+    return prompt
+
+
+def _in_words(
+    messages: Sequence[Message],
+    template: ChatTemplate,
+    tools: Sequence[Mapping[str, Any]] | None,
+    choice: ToolChoice | None,
+    calls: CallFormat,
+) -> list[dict[str, Any]]:
+    """Return the messages with tools, calls and results in words, for a template without tools."""
+    given = conversation(messages)
+    if "developer" not in template.source:
+        given = without_developers(given)
+    return with_tools_stated(given, tools, choice, calls, has_system=template.has_system)
+
+
+def _form_of(
+    reasoning: Tags | None, calls: CallFormat | None, choice: ToolChoice | None
+) -> AnswerFormat:
+    """Return the format of an answer with this reasoning, and with calls of the chosen tools."""
+    if choice is None:
+        return AnswerFormat(reasoning=reasoning, calls=calls)
+    return AnswerFormat(
+        reasoning=reasoning,
         calls=calls,
-        names=frozenset() if choice is None else choice.names,
-        customs=frozenset() if choice is None else choice.customs,
-        schemas={} if choice is None else choice.schemas,
-        most_calls=None if choice is None else choice.most_calls,
+        names=choice.names,
+        customs=choice.customs,
+        schemas=choice.schemas,
+        most_calls=choice.most_calls,
     )
-    if form.has_channels:
-        form = replace(form, begins_with=unfinished_header(text))
-    elif tags is not None:
-        opening = _opening(text, tags, messages, partial(render, tools=shown), options)
-        is_open = tags.open in opening and tags.close not in opening.rpartition(tags.open)[2]
-        is_begun = tags.close in opening or bool(options.get("continue_final_message"))
-        always = reasoning_parser == "deepseek_r1"  # as in vLLM: these models always reason
-        form = replace(
-            form,
-            begins_with=tags.open if is_open or (always and not is_begun) else "",
-            may_lack_open=not is_open and not is_begun,
-        )
-    if has_channels and calls is None and tags is None:
-        return {
-            **prompt,
-            "answer": replace(form, before_structure=FINAL if text.endswith(REPLY) else ""),
-        }
-    return {**prompt, "answer": replace(form, parts=parts_of(form, choice, special_id, text))}
+
+
+def _begun(
+    form: AnswerFormat,
+    tags: Tags,
+    opening: str,
+    options: Mapping[str, Any],
+    *,
+    always_reasons: bool,
+) -> AnswerFormat:
+    """Return the format of an answer that begins with ``opening`` at the end of the prompt."""
+    is_open = tags.open in opening and tags.close not in opening.rpartition(tags.open)[2]
+    is_begun = tags.close in opening or bool(options.get("continue_final_message"))
+    return replace(
+        form,
+        begins_with=tags.open if is_open or (always_reasons and not is_begun) else "",
+        may_lack_open=not is_open and not is_begun,
+    )
+
+
+def _special_id(tokenizer: PretrainedTokenizer, text: str) -> int | None:
+    """Return the id of a special token. It is not spelled like other tokens."""
+    token_id = tokenizer.tokenizer.token_to_id(text)
+    return token_id if token_id in tokenizer.tokenizer.special_ids else None
 
 
 def _opening(

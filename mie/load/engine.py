@@ -20,7 +20,7 @@ from mie.config.speculation import speculation_of
 from mie.disk.mover import Mover
 from mie.disk.tier import DiskTier
 from mie.engine.constraints.constraint import Constraints
-from mie.engine.engine import Engine, Runner
+from mie.engine.engine import Engine
 from mie.engine.overlap import OverlappingRunner
 from mie.engine.runner import ModelRunner
 from mie.engine.watch.departures import Departures
@@ -30,7 +30,7 @@ from mie.errors import ConfigError
 from mie.events import EventLog
 from mie.load.adapters import Adapters
 from mie.load.backends import ChosenBackend, choose_backend
-from mie.load.device import load_device_part, new_slots, prepare
+from mie.load.device import DevicePart, load_device_part, new_slots, prepare
 from mie.load.disk import NewStore, both, disk_tier
 from mie.load.fit import fitting_plan
 from mie.load.opened import OpenedModel, open_model
@@ -49,7 +49,6 @@ from mie.sched.scheduler import Scheduler
 from mie.sched.speculation import Drafter
 from mie.speculate.costs import costs_of
 from mie.speculate.drafter import LookupDrafter
-from mie.speculate.rule import RowCosts
 
 logger = logging.getLogger(__name__)
 
@@ -87,13 +86,7 @@ def load_engine(
     plan = fitting_plan(opened, chosen.backend, settings)
     warn_of_fewer_seqs(settings.engine, plan.config)
     logger.info("settings of the engine: %r", plan.config)
-    ranks: AbstractContextManager[object] = nullcontext()
-    if opened.whole is not None:
-        path = directory_of(directory)
-        order = Order(directory=path, settings=settings, model=opened.whole, plan=plan)
-        ranked = cast(Any, chosen.backend)
-        ranks = Ranks(ranked, order).loading(ranked)
-    with ranks:
+    with other_ranks(directory, opened, chosen, plan, settings):
         engine = build_engine(
             opened,
             chosen,
@@ -104,27 +97,11 @@ def load_engine(
             use_tqdm=use_tqdm,
             new_store=new_store,
         )
-    if engine.max_model_len < plan.max_model_len:
-        text = (
-            "a prompt and its answer have at most %d tokens: the KV cache holds no more, and "
-            "max_model_len is %d (raise num_blocks to at least %d, or lower max_model_len)"
-        )
-        num_blocks = engine.scheduler.manager.blocks_needed(plan.max_model_len - 1)
-        logger.warning(text, engine.max_model_len, plan.max_model_len, num_blocks)
-    if opened.config.left_out:
-        logger.warning(
-            "only the text part is loaded, without %s", ", ".join(opened.config.left_out)
-        )
-    seconds = time.perf_counter() - began
+    warn_of_less(engine, opened, plan)
     name = directory.path if isinstance(directory, GgufHeader) else directory
+    seconds = time.perf_counter() - began
     logger.info("loaded %s on %s in %.2f s", name, plan.backend, seconds)
-    if chosen.kept_dtype is not None:
-        cache = settings.engine.kv_cache_dtype
-        cache = settings.dtype if cache == "auto" else cache
-        text = "weights are kept in %s and the KV cache in %s; a CPU computes in float32"
-        logger.info(text, settings.dtype, cache)
-    logger.info("%s", plan.cache_line())
-    logger.info("memory plan:\n%s", plan.table())
+    log_memory(chosen, plan, settings)
     return engine
 
 
@@ -137,18 +114,12 @@ def build_engine(
     trace: TextIO | None,
     drafter: Drafter | None,
     use_tqdm: bool,
-    new_store: NewStore | None = None,
+    new_store: NewStore | None,
 ) -> Engine:
     """Load the weights, allocate the caches, and wire the parts of an engine."""
     model, backend, config = opened.config, chosen.backend, plan.config
-    num_cached = plan.num_blocks * config.block_size
-    costs = costs_of(backend.name, config.activations)
-    drafter = drafter or new_drafter(config, costs, num_cached)
-    if drafter and backend.has_decode_kernels and model.recurrent is not None:
-        raise ConfigError(
-            "speculative_config is not supported with recurrent layers on a GPU (leave it out, or "
-            "use backend='jit')"
-        )
+    drafter = drafter or new_drafter(plan, backend)
+    check_drafter(drafter, backend, model)
     log = EventLog(config.event_log_steps, trace, backend.numerics())
     tier = disk_tier(opened, backend, plan, new_store)
     departures = Departures(log.emit) if config.enable_prefix_caching else None
@@ -158,42 +129,24 @@ def build_engine(
             plan.num_blocks,
             plan.max_model_len,
             log,
-            plan.num_host_blocks,
-            (plan.num_states, plan.num_host_states),
-            plan.window,
-            drafter,
-            tier,
-            departures,
+            num_host_blocks=plan.num_host_blocks,
+            num_states=(plan.num_states, plan.num_host_states),
+            window=plan.window,
+            drafter=drafter,
+            tier=tier,
+            departures=departures,
         )
         slots = new_slots(opened, backend, config)
         part = load_device_part(opened, chosen, plan, use_tqdm=use_tqdm, adapters=slots)
-        model_runner = ModelRunner(
-            part.decoder,
-            part.kv_cache,
-            part.host_cache,
-            block_size=config.block_size,
-            max_num_seqs=config.max_num_seqs,
-            max_blocks_per_seq=ceil_div(plan.num_positions, config.block_size),
-            constraints=constraints,
-            max_forced_run=config.max_forced_run,
-            states=part.states,
-            num_groups=plan.layout.num_groups,
-        )
+        runner = new_runner(part, plan, constraints)
     prepare(part, plan, model, use_tqdm=use_tqdm)
-    runner: Runner = model_runner
-    if config.async_scheduling:
-        runner = OverlappingRunner(model_runner, scheduler.ahead)
-    sizes = {
-        "mie:weights_bytes": plan.num_ranks * plan.weight_bytes,
-        "mie:kv_bytes": plan.num_ranks * plan.num_blocks * plan.block_bytes,
-        "mie:answer_bytes": plan.answer_bytes,
-    }
+    disk_counters = tier.counters if tier else lambda: NO_DISK
     engine = Engine(
         config,
         scheduler,
-        runner,
+        OverlappingRunner(runner, scheduler.ahead) if config.async_scheduling else runner,
         log,
-        EngineMetrics(scheduler.max_model_len, sizes, tier.counters if tier else lambda: NO_DISK),
+        EngineMetrics(scheduler.max_model_len, sizes_of(plan), disk_counters),
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         constraints=constraints,
@@ -204,39 +157,52 @@ def build_engine(
         of_all: Any = slots if opened.whole is None else RankSlots(slots, cast(Any, backend))
         engine.adapters = Adapters(of_all, opened.whole or model, config, engine)
     if tier is not None:
-        mover = Mover(
-            backend=backend,
-            kv_cache=part.kv_cache,
-            states=part.states,
-            host_blocks=model_runner.host_blocks,
-            host_states=model_runner.host_states,
-        )
-        tier.connect(scheduler, mover)
-        engine.before_step.append(tier.before_step)
-        engine.observers.append(tier.after_step)
+        tier.connect(engine, new_mover(part, runner))
         weakref.finalize(engine, tier.close)
     if departures is not None:
-        departures.connect(scheduler, tier.is_slow if tier else lambda seq: False)
-        engine.before_step.append(departures.before_step)
+        departures.connect(engine, tier.is_slow if tier else lambda seq: False)
     return engine
 
 
-def warn_of_fewer_seqs(given: EngineConfig, effective: EngineConfig) -> None:
-    """Log that fewer sequences run at once than the settings allow, if so."""
-    if effective.max_num_seqs < given.max_num_seqs:
-        text = "max_num_seqs is lowered to %d, the number of slots for states (raise state_memory)"
-        logger.warning(text, effective.max_num_seqs)
+# The parts of an engine.
 
 
-def new_drafter(config: EngineConfig, costs: RowCosts, num_tokens: int) -> Drafter | None:
-    """Return the drafter that the settings name, or None. It keeps ``num_tokens`` tokens at most.
+def other_ranks(
+    directory: Path | GgufHeader,
+    opened: OpenedModel,
+    chosen: ChosenBackend,
+    plan: MemoryPlan,
+    settings: LoadSettings,
+) -> AbstractContextManager[object]:
+    """Start the processes of the other ranks, if there are any.
 
-    ``costs`` are the costs of the backend's steps.
+    The end of the context waits until they have loaded their parts.
     """
+    if opened.whole is None:
+        return nullcontext()
+    path = directory_of(directory)
+    order = Order(directory=path, settings=settings, model=opened.whole, plan=plan)
+    backend = cast(Any, chosen.backend)
+    return Ranks(backend, order).loading(backend)
+
+
+def new_drafter(plan: MemoryPlan, backend: Backend) -> Drafter | None:
+    """Return the drafter that the settings name, or None. It keeps as many tokens as the cache."""
+    config = plan.config
     wanted = speculation_of(config.speculative_config)
     if wanted is None:
         return None
-    return LookupDrafter(wanted, costs, num_tokens)
+    costs = costs_of(backend.name, config.activations)
+    return LookupDrafter(wanted, costs, plan.num_blocks * config.block_size)
+
+
+def check_drafter(drafter: Drafter | None, backend: Backend, model: ModelConfig) -> None:
+    """Raise `ConfigError` if the backend cannot compute drafts for the model."""
+    if drafter and backend.has_decode_kernels and model.recurrent is not None:
+        raise ConfigError(
+            "speculative_config is not supported with recurrent layers on a GPU (leave it out, or "
+            "use backend='jit')"
+        )
 
 
 def new_scheduler(
@@ -244,6 +210,7 @@ def new_scheduler(
     num_blocks: int,
     max_model_len: int,
     log: EventLog,
+    *,
     num_host_blocks: int = 0,
     num_states: tuple[int, int] = (0, 0),
     window: Window | None = None,
@@ -280,3 +247,76 @@ def new_scheduler(
     scheduler = Scheduler(config, manager, max_model_len, log.emit, drafter)
     log.start(lambda: scheduler_snapshot(scheduler))
     return scheduler
+
+
+def new_runner(part: DevicePart, plan: MemoryPlan, constraints: Constraints | None) -> ModelRunner:
+    """Return the runner of a decoder and its caches."""
+    config = plan.config
+    return ModelRunner(
+        part.decoder,
+        part.kv_cache,
+        part.host_cache,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_blocks_per_seq=ceil_div(plan.num_positions, config.block_size),
+        constraints=constraints,
+        max_forced_run=config.max_forced_run,
+        states=part.states,
+        num_groups=plan.layout.num_groups,
+    )
+
+
+def new_mover(part: DevicePart, runner: ModelRunner) -> Mover:
+    """Return the mover of blocks and states between the runner and a disk."""
+    return Mover(
+        backend=part.decoder.backend,
+        kv_cache=part.kv_cache,
+        states=part.states,
+        host_blocks=runner.host_blocks,
+        host_states=runner.host_states,
+    )
+
+
+def sizes_of(plan: MemoryPlan) -> dict[str, int]:
+    """Return the bytes of the parts of an engine by the names of their metrics."""
+    return {
+        "mie:weights_bytes": plan.num_ranks * plan.weight_bytes,
+        "mie:kv_bytes": plan.num_ranks * plan.num_blocks * plan.block_bytes,
+        "mie:answer_bytes": plan.answer_bytes,
+    }
+
+
+# Lines of the log.
+
+
+def warn_of_fewer_seqs(given: EngineConfig, effective: EngineConfig) -> None:
+    """Log that fewer sequences run at once than the settings allow, if so."""
+    if effective.max_num_seqs < given.max_num_seqs:
+        text = "max_num_seqs is lowered to %d, the number of slots for states (raise state_memory)"
+        logger.warning(text, effective.max_num_seqs)
+
+
+def warn_of_less(engine: Engine, opened: OpenedModel, plan: MemoryPlan) -> None:
+    """Log that the context is shorter than its setting, or that parts of the model are absent."""
+    if engine.max_model_len < plan.max_model_len:
+        text = (
+            "a prompt and its answer have at most %d tokens: the KV cache holds no more, and "
+            "max_model_len is %d (raise num_blocks to at least %d, or lower max_model_len)"
+        )
+        num_blocks = engine.scheduler.manager.blocks_needed(plan.max_model_len - 1)
+        logger.warning(text, engine.max_model_len, plan.max_model_len, num_blocks)
+    if opened.config.left_out:
+        logger.warning(
+            "only the text part is loaded, without %s", ", ".join(opened.config.left_out)
+        )
+
+
+def log_memory(chosen: ChosenBackend, plan: MemoryPlan, settings: LoadSettings) -> None:
+    """Log the memory plan, and the data types of weights and cache if a CPU keeps 16 bits."""
+    if chosen.kept_dtype is not None:
+        cache = settings.engine.kv_cache_dtype
+        cache = settings.dtype if cache == "auto" else cache
+        text = "weights are kept in %s and the KV cache in %s; a CPU computes in float32"
+        logger.info(text, settings.dtype, cache)
+    logger.info("%s", plan.cache_line())
+    logger.info("memory plan:\n%s", plan.table())

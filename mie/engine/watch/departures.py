@@ -10,11 +10,11 @@ from itertools import islice
 from typing import Any
 
 from mie.base.stats.departure import Departure
+from mie.engine.engine import Engine
 from mie.engine.watch.candidates import Candidates
 from mie.errors import shown_text
 from mie.memory.layers.states import States
 from mie.memory.prefix import Node, num_common
-from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Sequence as Seq
 
 logger = logging.getLogger(__name__)
@@ -41,13 +41,15 @@ class Departures:
         self._evicted: OrderedDict[int, None] = OrderedDict()
         self._places: OrderedDict[tuple[str | None, str | None, int], int] = OrderedDict()
 
-    def connect(self, scheduler: Scheduler, is_slow: Callable[[Seq], bool]) -> None:
-        """Set the scheduler, before the first step.
+    def connect(self, engine: Engine, is_slow: Callable[[Seq], bool]) -> None:
+        """Look at the sequences of an engine before each step.
 
         ``is_slow``: blocks are on a disk, and computing them is faster than reading them.
         """
+        scheduler = engine.scheduler
         self._candidates, self._manager = Candidates(scheduler), scheduler.manager
         self._is_slow = is_slow
+        engine.before_step.append(self.before_step)
 
     def note(self, record: tuple[Any, ...]) -> None:
         """Note the blocks that enter and leave the prefix tree."""

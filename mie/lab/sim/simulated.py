@@ -216,7 +216,15 @@ def simulated(
         drafter = SimDrafter(wanted, costs, vocab_size, right_percent)
     tier = None if store is None else DiskTier(store, clock=clock.seconds)
     scheduler = new_scheduler(
-        config, num_blocks, longest, log, num_host_blocks, num_states, window, drafter, tier
+        config,
+        num_blocks,
+        longest,
+        log,
+        num_host_blocks=num_host_blocks,
+        num_states=num_states,
+        window=window,
+        drafter=drafter,
+        tier=tier,
     )
     engine = Engine(
         config,
@@ -229,9 +237,7 @@ def simulated(
         clock=clock.seconds,
     )
     if tier is not None:
-        tier.connect(scheduler, cast(Mover, SimMover()))
-        engine.before_step.append(tier.before_step)
-        engine.observers.append(tier.after_step)
+        tier.connect(engine, cast(Mover, SimMover()))
     return Bench(engine=engine, clock=clock, vocab_size=vocab_size)
 
 
