@@ -18,7 +18,7 @@ from mie.config.params.checks import (
     check_token_ids,
 )
 from mie.config.params.sampling import SamplingParams
-from mie.engine.constraints.constraint import Constraint, Constraints, new_constraint
+from mie.engine.constraints.constraint import Constraints, new_constraint
 from mie.engine.rows import RowFault
 from mie.engine.step import StepMeter, StepOutput
 from mie.errors import RequestError
@@ -127,7 +127,7 @@ class Engine:
         self.clock = clock
         self.adapters: Any = None
         """The loaded adapters (`mie.load.adapters`), or None without ``enable_lora``."""
-        self._constraints = constraints
+        self.constraints = constraints
         self._requests: dict[str, Request] = {}
         self._num_requests = 0
         self._work: Work = "idle"
@@ -165,6 +165,7 @@ class Engine:
         for prepare in self.before_step:
             prepare()
         plan = self.scheduler.schedule(may_admit=not self._is_launched)
+        self._meter.count_blocks()
         self._begin("computing")
         result = self.runner.run(plan)
         self._begin("changing")
@@ -194,8 +195,6 @@ class Engine:
 
     def _begin(self, work: Work) -> None:
         """Note the work that begins, for `recover`, and its time."""
-        if work == "computing":
-            self._meter.count_blocks()
         self._work = work
         self._meter.lap()
 
@@ -266,7 +265,7 @@ class Engine:
             priority=int(priority),
             cache_salt=cache_salt,
             client=client,
-            constraint=self.new_constraint(params),
+            constraint=new_constraint(params, self.constraints),
         )
 
     def check(
@@ -287,15 +286,6 @@ class Engine:
         check_token_ids(token_ids, params, self.vocab_size)
         check_logprobs(params, self.config.max_logprobs)
         check_something_allowed(params, self.eos_token_ids, self.vocab_size)
-
-    def new_constraint(self, params: SamplingParams) -> Constraint | None:
-        """Return the constraint of a checked request's output, or None. Any thread may call.
-
-        Raises:
-            RequestError: the engine cannot constrain the output as ``params`` say.
-            WorkerError: the compiler failed.
-        """
-        return new_constraint(params, self._constraints)
 
     def add(
         self,

@@ -45,8 +45,8 @@ class Row:
                 constraints, new.params, self.token_ids, new.num_prompt, masks_early=masks_early
             )
             self._greedy = RowControls(allowed=self._constraint)
-        self._is_unedited = _is_unedited(new)  # a constraint counts apart
-        self._is_greedy = self._is_unedited and new.params.temperature == 0
+        self._is_greedy = new.params.temperature == 0 and not _has_edits(new)
+        """Whether it takes the largest logit, perhaps of those that a constraint allows."""
         self.is_plain = self._is_greedy and self._constraint is None
         self._end_ids = frozenset(new.banned_ids)
         self._uniforms = Uniforms(*new.draw_key)
@@ -65,7 +65,7 @@ class Row:
         return self.params.logprobs is None and not self.reads_tokens
 
     def controls(self, choice: int, num_pending: int = 0) -> RowControls:
-        """Return the controls of a future token of the row.
+        """Return the controls of a future token of the row, or of a choice that forks from it.
 
         ``num_pending`` tokens between the row's last token and that one are not known yet.
         """
@@ -140,8 +140,6 @@ class Row:
         return token_id in self._end_ids or num_tokens >= self._new.max_tokens
 
     def _banned_ids(self, num_generated: int) -> list[int]:
-        if self._is_unedited:
-            return []
         banned_ids = self._bad_words.completing(self.token_ids, num_generated)
         if num_generated < self.params.min_tokens:
             banned_ids += self._new.banned_ids
@@ -166,12 +164,12 @@ def take_forced(
     return forced
 
 
-def _is_unedited(new: NewRow) -> bool:
-    """Whether nothing but a structured output may edit the logits or choose a token."""
+def _has_edits(new: NewRow) -> bool:
+    """Whether anything but a structured output may edit the logits or choose a token."""
     params = new.params
-    return (
-        params.repetition_penalty == 1
-        and not (params.presence_penalty or params.frequency_penalty)
-        and not (params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids)
-        and not (params.trace_decode_token_ids or (params.min_tokens and new.banned_ids))
+    return bool(
+        params.repetition_penalty != 1
+        or (params.presence_penalty or params.frequency_penalty)
+        or (params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids)
+        or (params.trace_decode_token_ids or (params.min_tokens and new.banned_ids))
     )

@@ -20,7 +20,7 @@ from mie.memory.table import Moves
 from mie.model.decoder import Decoder
 from mie.ops.backend import Array, Drawn, StepBatch
 from mie.ops.sampling import GREEDY, RowControls
-from mie.sched.plan import Chunk, StepPlan
+from mie.sched.plan import Chunk, NewRow, StepPlan
 from mie.sched.result import ChunkResult, StepResult, TokenLogprobs
 
 Ints = NDArray[np.int64]
@@ -88,6 +88,61 @@ class ModelRunner:
             return StepResult(token_ids=[], logprobs=[], chunks=[])
         return self.collect(plan, self.launch(plan))
 
+    def prepare(self, plan: StepPlan) -> None:
+        """Apply the plan's changes to rows, tables and blocks."""
+        for new in plan.new_rows:
+            self._add_row(new)
+        moves = plan.moves
+        for row, index, block_ids in moves.updates:
+            self._block_tables[row, index : index + len(block_ids)] = block_ids
+        if windows := moves.parts.get("windows"):
+            for row, index, entry in windows.updates:
+                self._block_tables[self._firsts[1:, 0] + row, index] = entry
+        for _, host_id in moves.exports:
+            self.host_blocks.pop(host_id, None)
+        self._move(self._kv_cache, self._host_cache, moves.exports)
+        imports = [pair for pair in moves.imports if not self._import(*pair)]
+        self._move(self._host_cache, self._kv_cache, imports)
+        self._move(self._kv_cache, self._kv_cache, moves.copies)
+        if states := moves.parts.get("states"):
+            self._move_states(states)
+
+    def _add_row(self, new: NewRow) -> None:
+        row = Row(new, self._constraints, masks_early=not self.backend.is_asynchronous)
+        self._rows[new.row] = row
+        self._rows_with_history.discard(new.row)
+        if not row.is_plain:
+            self._rows_with_history.add(new.row)
+        self._num_stored[new.row] = new.num_computed
+        self._last_tokens[new.row] = new.token_ids[-1]
+        self._adapters[new.row] = new.adapter
+
+    def _move(self, source: Array, target: Array, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks of ``source`` to blocks of ``target``."""
+        if pairs:
+            self.backend.move_blocks(source, target, *zip(*pairs, strict=True))
+
+    def _import(self, host_id: int, block_id: int) -> bool:
+        """Write contents that replace a block on the host. Return False if there are none."""
+        data = self.host_blocks.pop(host_id, None)
+        if data is not None:
+            self.backend.import_block(self._kv_cache, block_id, data)
+        return data is not None
+
+    def _move_states(self, moves: Moves) -> None:
+        recurrent = self.backend.recurrent
+        for row, _, slots in moves.updates:
+            self._slots[row] = slots[0]
+        for slot, host_slot in moves.exports:
+            self.host_states[host_slot] = recurrent.export_state(self._states, slot)
+        if moves.copies:
+            recurrent.copy_states(self._states, *zip(*moves.copies, strict=True))
+        for host_slot, slot in moves.imports:
+            data = self.host_states.pop(host_slot)
+            recurrent.import_state(self._states, slot, data)
+
+    # Launch: pack, forward, and the first half of sample.
+
     def launch(self, plan: StepPlan) -> Launched:
         """Pack a prepared step, and begin to compute it and to sample. `collect` waits for it."""
         logits = self.backend.run_step(self._forward, self.pack(plan))
@@ -138,89 +193,6 @@ class ModelRunner:
             return error
         return None
 
-    def launch_ahead(self, rows: Sequence[int], before: Launched) -> Launched | None:
-        """Begin the step after ``before``. ``before`` has no chunks and is not collected yet.
-
-        It computes one more token for each of ``rows``. They must be rows of ``before``. Return
-        None if the sampling of one needs more than is known, or if ``before``'s logits are still to
-        be read.
-        """
-        # This includes the rows of sequences that end, because the next step overwrites their
-        # logits.
-        if not all(self._rows[row].may_run_ahead for row in before.rows):
-            return None
-        row_ids = np.array(rows, np.int64)
-        batch = replace(
-            self._decode_batch(row_ids, np.zeros_like(row_ids), self._num_stored[row_ids] + 1),
-            drawn=before.drawn,
-            drawn_rows=np.searchsorted(before.rows, row_ids),
-        )
-        logits = self.backend.run_step(self._forward, batch)
-        controls = [self._controls(row, num_pending=1) for row in rows]
-        drawn = self._start_sample(rows, logits, controls)
-        return Launched(rows=tuple(rows), logits=logits, drawn=drawn)
-
-    def discard(self, launched: Launched) -> None:
-        """Wait for a step, and drop its results."""
-        if launched.drawn is not None:
-            self.backend.finish_sample(launched.drawn)
-
-    def prepare(self, plan: StepPlan) -> None:
-        """Apply the plan's changes to rows, tables and blocks."""
-        masks_early = not self.backend.is_asynchronous
-        for new in plan.new_rows:
-            state = self._rows[new.row] = Row(new, self._constraints, masks_early=masks_early)
-            self._rows_with_history.discard(new.row)
-            if not state.is_plain:
-                self._rows_with_history.add(new.row)
-            self._num_stored[new.row] = new.num_computed
-            self._last_tokens[new.row] = new.token_ids[-1]
-            self._adapters[new.row] = new.adapter
-        moves = plan.moves
-        for row, index, block_ids in moves.updates:
-            if len(block_ids) == 1:
-                self._block_tables[row, index] = block_ids[0]
-            else:
-                self._block_tables[row, index : index + len(block_ids)] = block_ids
-        if windows := moves.parts.get("windows"):
-            for row, index, entry in windows.updates:
-                self._block_tables[self._firsts[1:, 0] + row, index] = entry
-        if moves.exports:
-            block_ids, host_ids = zip(*moves.exports, strict=True)
-            for host_id in host_ids if self.host_blocks else ():
-                self.host_blocks.pop(host_id, None)
-            self.backend.move_blocks(self._kv_cache, self._host_cache, block_ids, host_ids)
-        imports = moves.imports
-        if self.host_blocks:
-            imports = [pair for pair in imports if not self._import(*pair)]
-        if imports:
-            host_ids, block_ids = zip(*imports, strict=True)
-            self.backend.move_blocks(self._host_cache, self._kv_cache, host_ids, block_ids)
-        if moves.copies:
-            src, dst = zip(*moves.copies, strict=True)
-            self.backend.move_blocks(self._kv_cache, self._kv_cache, src, dst)
-        if states := moves.parts.get("states"):
-            self._move_states(states)
-
-    def _import(self, host_id: int, block_id: int) -> bool:
-        """Import a block from the host. Return False if the host does not have it."""
-        data = self.host_blocks.pop(host_id, None)
-        if data is not None:
-            self.backend.import_block(self._kv_cache, block_id, data)
-        return data is not None
-
-    def _move_states(self, moves: Moves) -> None:
-        recurrent = self.backend.recurrent
-        for row, _, slots in moves.updates:
-            self._slots[row] = slots[0]
-        for slot, host_slot in moves.exports:
-            self.host_states[host_slot] = recurrent.export_state(self._states, slot)
-        if moves.copies:
-            recurrent.copy_states(self._states, *zip(*moves.copies, strict=True))
-        for host_slot, slot in moves.imports:
-            data = self.host_states.pop(host_slot)
-            recurrent.import_state(self._states, slot, data)
-
     def pack(self, plan: StepPlan) -> StepBatch:
         """Return the plan as one ragged batch: its decodes, then its chunks.
 
@@ -247,19 +219,22 @@ class ModelRunner:
         ]
         positions = np.arange(ends[-1]) - np.repeat(shifts, counts)
         token_rows = np.repeat(rows, counts)
+        # A sequence of the batch is a token that is computed apart, or a chunk.
         num_apart = num_decodes
         if self.backend.has_decode_kernels:  # tokens with drafts are decodes, and lead the chunks
             num_apart += sum([len(chunk.token_ids) for chunk in chunks if chunk.num_drafts])
         lasts = np.concatenate([np.arange(num_apart), ends[ends > num_apart] - 1])
         return self._batch(
-            token_rows[lasts],
-            positions[lasts] + 1,
-            token_rows,
-            np.concatenate([token_ids[:num_decodes], *[chunk.token_ids for chunk in chunks]]),
-            positions,
-            np.concatenate([[0], lasts + 1]),
-            np.concatenate([np.arange(num_decodes), *sampled, *scored]),
-            num_apart,
+            rows=token_rows[lasts],
+            seq_lens=positions[lasts] + 1,
+            token_rows=token_rows,
+            token_ids=np.concatenate(
+                [token_ids[:num_decodes], *[chunk.token_ids for chunk in chunks]]
+            ),
+            positions=positions,
+            cu_seqlens_q=np.concatenate([[0], lasts + 1]),
+            logits_rows=np.concatenate([np.arange(num_decodes), *sampled, *scored]),
+            num_decodes=num_apart,
         )
 
     def _decode_batch(self, rows: Ints, token_ids: Ints, positions: Ints) -> StepBatch:
@@ -306,6 +281,8 @@ class ModelRunner:
         if rows.tolist() == [*range(len(rows))]:
             return self._block_tables[: len(rows), :num_blocks]
         return self._block_tables[rows, :num_blocks]
+
+    # Collect: the second half of sample.
 
     def collect(self, plan: StepPlan, launched: Launched) -> StepResult:
         """Wait for a step and return its results in the order of its plan. The rows advance."""
@@ -412,3 +389,32 @@ class ModelRunner:
         except Exception as error:
             raise RowFault(row, error) from error
         return TokenLogprobs(token_ids=ids, logprobs=logprobs, rank=rank)
+
+    # A step that begins before the step before it is collected.
+
+    def launch_ahead(self, rows: Sequence[int], before: Launched) -> Launched | None:
+        """Begin the step after ``before``. ``before`` has no chunks and is not collected yet.
+
+        It computes one more token for each of ``rows``. They must be rows of ``before``. Return
+        None if the sampling of one needs more than is known, or if ``before``'s logits are still to
+        be read.
+        """
+        # This includes the rows of sequences that end, because the next step overwrites their
+        # logits.
+        if not all(self._rows[row].may_run_ahead for row in before.rows):
+            return None
+        row_ids = np.array(rows, np.int64)
+        batch = replace(
+            self._decode_batch(row_ids, np.zeros_like(row_ids), self._num_stored[row_ids] + 1),
+            drawn=before.drawn,
+            drawn_rows=np.searchsorted(before.rows, row_ids),
+        )
+        logits = self.backend.run_step(self._forward, batch)
+        controls = [self._controls(row, num_pending=1) for row in rows]
+        drawn = self._start_sample(rows, logits, controls)
+        return Launched(rows=tuple(rows), logits=logits, drawn=drawn)
+
+    def discard(self, launched: Launched) -> None:
+        """Wait for a step, and drop its results."""
+        if launched.drawn is not None:
+            self.backend.finish_sample(launched.drawn)

@@ -17,7 +17,7 @@ from mie.base.threads import is_of_the_request
 from mie.config.params.sampling import RequestOutputKind
 from mie.errors import RequestError
 from mie.frontend.collector import Collector, CollectorRef
-from mie.frontend.outputs import CompletionOutput, Logprob, LogprobRow, RequestOutput
+from mie.frontend.outputs import CompletionOutput, Logprob, LogprobRow, RequestOutput, ranked
 from mie.frontend.prepare import PreparedRequest
 from mie.sched.result import TokenLogprobs
 from mie.sched.sequence import FinishReason, Request, Sequence
@@ -360,5 +360,5 @@ class Answer:
                 rank=rank,
                 decoded_token=tokenizer.token_str(token_id) if tokenizer else None,
             )
-            for token_id, (logprob, rank) in row.ranked().items()
+            for token_id, (logprob, rank) in ranked(row).items()
         }

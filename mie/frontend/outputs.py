@@ -12,6 +12,7 @@ from mie.base.stats.request import RequestMetrics
 from mie.config.adapters import LoRARequest
 from mie.errors import RequestFailedError
 from mie.frontend.outputs_json import as_dict, from_dict
+from mie.sched.result import TokenLogprobs
 from mie.sched.sequence import FinishReason
 from mie.text.tools.definitions import ToolCall
 
@@ -169,3 +170,15 @@ def raise_failed(outputs: list[RequestOutput]) -> None:
             f"request {first.request_id} failed: {first.error}{more}; the others are in `outputs`",
             outputs,
         )
+
+
+def ranked(row: TokenLogprobs) -> dict[int, tuple[float, int]]:
+    """Return the log-probability and the rank of each token of a row, the chosen one first."""
+    entries, num_others = {}, 0
+    for token_id, logprob in zip(row.token_ids, row.logprobs, strict=True):
+        rank = row.rank
+        if token_id != row.token_ids[0]:
+            num_others += 1
+            rank = num_others + (row.rank <= num_others)
+        entries[token_id] = (logprob, rank)
+    return entries

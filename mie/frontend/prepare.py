@@ -18,6 +18,7 @@ from mie.config.adapters import LoRARequest
 from mie.config.engine import RequestLimits
 from mie.config.params.checks import check_length
 from mie.config.params.sampling import RequestOutputKind, SamplingParams, truncated
+from mie.engine.constraints.constraint import new_constraint
 from mie.engine.engine import Engine
 from mie.errors import ConfigError, PromptTooLongError, RequestError, shown, shown_text
 from mie.frontend.outputs import Prompt
@@ -190,7 +191,8 @@ class Preparer:
             WorkerError: the compiler failed.
         """
         with naming_tools(prepared.form):
-            return replace(prepared, constraint=self.engine.new_constraint(prepared.params))
+            constraint = new_constraint(prepared.params, self.engine.constraints)
+        return replace(prepared, constraint=constraint)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a prompt, or refuse it by its length before it is encoded."""

@@ -12,6 +12,7 @@ from mie.errors import RequestError
 from mie.frontend.answer import Answer
 from mie.frontend.collector import Collector, CollectorRef
 from mie.frontend.prepare import PreparedRequest
+from mie.sched.sequence import Request
 from mie.text.tokenizer import Tokenizer
 
 
@@ -119,7 +120,7 @@ class OutputProcessor:
         if not self._answers:
             return
         requests = {each.request: each for each in self._answers.values()}
-        largest = max(requests, key=lambda request: (request.size, request.number))
+        largest = max(requests, key=lambda request: (num_values(request), request.number))
         error = MemoryError(
             "the memory did not suffice for the next step, and this request of "
             f"{largest.num_prompt} prompt tokens was the largest (try again later, shorten the "
@@ -170,3 +171,8 @@ class OutputProcessor:
         """End a request with an error, also if the engine has computed its last step."""
         self._engine.fail(answer.request, error)
         answer.fail(error)
+
+
+def num_values(request: Request) -> int:
+    """Return the number of tokens that a request holds, and of log-probabilities with tokens."""
+    return sum(seq.num_tokens for seq in request.sequences) + 2 * request.num_logprobs

@@ -46,8 +46,9 @@ class Decoder:
         self.backend, self.adapters = backend, adapters
         self._eps = config.rms_norm_eps / (config.residual_scale * config.residual_scale)
         layout = layout or whole(config)
-        options = progress, rounded_to, layout, adapters
-        loader = Loader(config, backend, checkpoint, self._eps, *options)
+        loader = Loader(
+            config, backend, checkpoint, self._eps, progress, rounded_to, layout, adapters
+        )
         ropes = {rope: self._load_rope(rope, num_positions) for rope in {*config.layer_ropes}}
         self._embedding = loader.embedding("model.embed_tokens.weight")
         self._layers = [

@@ -33,11 +33,6 @@ class CacheLayout:
     window: int | None = None
     """The widest window of the groups after the first, or None for a single group."""
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether a block has all layers."""
-        return self.num_groups == 1
-
 
 def whole(config: ModelConfig) -> CacheLayout:
     """Return the layout with one group, in which no block is freed before its sequence ends."""

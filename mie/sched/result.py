@@ -14,17 +14,6 @@ class TokenLogprobs:
     rank: int
     """Rank of the chosen token. The most likely token has rank 1."""
 
-    def ranked(self) -> dict[int, tuple[float, int]]:
-        """Return the log-probability and the rank of each token, the chosen one first."""
-        entries, num_others = {}, 0
-        for token_id, logprob in zip(self.token_ids, self.logprobs, strict=True):
-            rank = self.rank
-            if token_id != self.token_ids[0]:
-                num_others += 1
-                rank = num_others + (self.rank <= num_others)
-            entries[token_id] = (logprob, rank)
-        return entries
-
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkResult:

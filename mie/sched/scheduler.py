@@ -72,7 +72,7 @@ class Scheduler:
 
     def owner_of(self, row: int) -> Request | None:
         """Return the request with a sequence in this row."""
-        seq = self._rows.by_row.get(row)
+        seq = self.by_row.get(row)
         return None if seq is None else seq.request
 
     # Arriving.
@@ -201,15 +201,7 @@ class Scheduler:
             return
         while self._rows.num_free and step.budget.left:
             seq = step.only or self._queue.first()
-            if seq is None or (allocation := self._find_allocation(seq)) is None:
-                return
-            num_missing = seq.num_tokens - allocation.num_computed
-            count = chunk_size(self.config, num_missing, step.budget.most(seq.request))
-            if not count:
-                return
-            self._start(seq, allocation)
-            self._add_chunk(step, seq, count)
-            if step.only:
+            if seq is None or not self._admit(step, seq) or step.only:
                 return
 
     def _admit_batch(self, step: StepDraft) -> None:
@@ -217,25 +209,32 @@ class Scheduler:
         if self.running:
             return
         while self._rows.num_free and (seq := self._queue.first()):
-            if (allocation := self._find_allocation(seq)) is None:
+            if not self._admit(step, seq, needs_tokens=False):
                 return
-            num_missing = seq.num_tokens - allocation.num_computed
-            count = chunk_size(self.config, num_missing, step.budget.most(seq.request))
-            self._start(seq, allocation)
-            if count:
-                self._add_chunk(step, seq, count)
-            else:
-                step.budget.left = 0  # later prompts do not overtake
+
+    def _admit(self, step: StepDraft, seq: Sequence, *, needs_tokens: bool = True) -> bool:
+        """Start a waiting sequence with a chunk. Return False if it lacks blocks or tokens."""
+        # A sequence that runs alone may take every block, or it could wait forever.
+        num_reserved = self._num_reserved if self.running else 0
+        allocation = find_allocation(self.manager, seq, num_reserved)
+        if allocation is None:
+            return False
+        num_missing = seq.num_tokens - allocation.num_computed
+        count = chunk_size(self.config, num_missing, step.budget.most(seq.request))
+        if not count and needs_tokens:
+            return False
+        self._start(seq, allocation)
+        if count:
+            self._add_chunk(step, seq, count)
+        else:
+            step.budget.left = 0  # later prompts do not overtake
+        return True
 
     @property
     def _num_reserved(self) -> int:
         """The number of blocks that must be left, those for choices that fork included."""
         num_forking = len(self._rows.forking)
         return self.watermark_blocks + num_forking * self.manager.blocks_per_fork
-
-    def _find_allocation(self, seq: Sequence) -> Allocation | None:
-        # A sequence that runs alone may take every block, or it could wait forever.
-        return find_allocation(self.manager, seq, self._num_reserved if self.running else 0)
 
     def _start(self, seq: Sequence, allocation: Allocation) -> None:
         """Move a waiting sequence to the next row, with the blocks that were just found."""
@@ -258,7 +257,7 @@ class Scheduler:
         ``finish_reason`` and no blocks.
         """
         self.manager.end_step()
-        seqs = [*map(self._rows.by_row.__getitem__, plan.decodes)]
+        seqs = [self.by_row[row] for row in plan.decodes]
         if seqs:
             self._emit(("decode", plan.decodes))
             self.manager.advance([seq.table for seq in seqs if seq.table is not None])
@@ -280,7 +279,7 @@ class Scheduler:
 
     def _take_in_chunk(self, chunk: Chunk, yielded: ChunkResult) -> list[Sequence]:
         """Record that the chunk's tokens are stored. Return the choices. They are now running."""
-        seq = self._rows.by_row[chunk.row]
+        seq = self.by_row[chunk.row]
         assert seq.table is not None
         if chunk.num_drafts and self.speculation:
             self.speculation.settle(seq, chunk, yielded)
@@ -298,7 +297,7 @@ class Scheduler:
 
     def _append_forced(self, row: int, run: tuple[int, ...]) -> None:
         """Append tokens that must follow the new one. They are computed in the next step."""
-        seq = self._rows.by_row[row]
+        seq = self.by_row[row]
         self._emit(("force", seq.seq_id, len(run)))
         seq.request.metrics.num_forced_tokens += len(run)
         seq.token_ids.extend(run)
@@ -317,17 +316,15 @@ class Scheduler:
 
         The forks get rows and blocks without overtaking. The rows are reserved.
         """
-        if seq is seq.request.prefill_choice:
-            live = [each for each in seq.request.sequences if each.finish_reason is None]
-            if len(live) > 1:
-                num_blocks = self.manager.num_available - self._num_reserved
-                num_forks = min(
-                    self._queue.num_forks(seq), num_blocks // self.manager.blocks_per_fork
-                )
-                forking = live[1 : 1 + max(0, num_forks)]
-                self._rows.forking += forking
-                return (seq.index, *[each.index for each in forking])
-        return (seq.index,)
+        request = seq.request
+        if seq is not request.prefill_choice:
+            return (seq.index,)
+        others = [each for each in request.sequences if each is not seq and not each.finish_reason]
+        num_blocks = self.manager.num_available - self._num_reserved
+        num_forks = min(self._queue.num_forks(seq), num_blocks // self.manager.blocks_per_fork)
+        forking = others[: max(0, num_forks)]
+        self._rows.forking += forking
+        return (seq.index, *[each.index for each in forking])
 
     def _fork(self, first: Sequence, chosen: Items[Sequence]) -> None:
         """Start the chosen choices on the first one's blocks. The others wait."""

@@ -108,11 +108,6 @@ class Request:
         return sum(len(each[0].token_ids) * len(each) for each in rows if each)
 
     @property
-    def size(self) -> int:
-        """The number of values that it holds: tokens, and log-probabilities with their tokens."""
-        return sum(seq.num_tokens for seq in self.sequences) + 2 * self.num_logprobs
-
-    @property
     def is_finished(self) -> bool:
         """Whether all choices have ended."""
         return all(seq.finish_reason for seq in self.sequences)

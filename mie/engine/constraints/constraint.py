@@ -39,6 +39,8 @@ class Constraints(Protocol):
 def new_constraint(params: SamplingParams, constraints: Constraints | None) -> Constraint | None:
     """Return the constraint at the beginning of the output, or None for a free one.
 
+    Any thread may call.
+
     Raises:
         RequestError: the engine cannot constrain the output as ``params`` say.
         WorkerError: the compiler failed.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from mie.frontend.outputs import ranked
 from mie.sched.result import TokenLogprobs
 from mie.text.detokenizer import Detokenizer
 from mie.text.token_bytes import TokenBytes
@@ -82,7 +83,7 @@ class LogprobWriter:
                     "rank": rank,
                     "decoded_token": self.spelled(token_id),
                 }
-                for token_id, (logprob, rank) in row.ranked().items()
+                for token_id, (logprob, rank) in ranked(row).items()
             }
 
     def _top(self, row: TokenLogprobs) -> dict[str, float]:
@@ -92,7 +93,7 @@ class LogprobWriter:
         return top
 
     def _entry(self, row: TokenLogprobs) -> dict[str, Any]:
-        found = [(token_id, logprob) for token_id, (logprob, _) in row.ranked().items()]
+        found = [(token_id, logprob) for token_id, (logprob, _) in ranked(row).items()]
         top = sorted(found, key=lambda item: -item[1])[: self._num_top]
         return {**self._token(*found[0]), "top_logprobs": [self._token(*each) for each in top]}
 
