@@ -50,7 +50,7 @@ export class Pool {
     this.release(request);
     this.requests.splice(this.requests.indexOf(request), 1);
     if (request.saved) this.hostFree += request.saved.length;
-    this.said.push(`${request.name} ${why}. Its full blocks stay in the prefix cache until someone needs the room.`);
+    this.said.push(`${request.name} ${why}. Its full blocks stay in the prefix cache until another request needs a block.`);
   }
 
   release(request) {
@@ -124,7 +124,7 @@ export class Pool {
       if (source !== undefined && this.blocks[source].refs > 1) {
         this.blocks[target].tokens = this.blocks[source].tokens.slice(0, slot);
         this.blocks[source].refs -= 1;
-        this.said.push(`${request.name} writes to block ${source}, which others hold too, so it first copies it to block ${target}.`);
+        this.said.push(`${request.name} writes to block ${source}, which is shared, so it first copies it to block ${target}.`);
       } else if (source !== undefined) {
         // Preemption has freed the other holders meanwhile, so there is nothing to copy.
         this.blocks[target].refs = 0;
@@ -150,7 +150,7 @@ export class Pool {
       if (block !== null) return block;
       const victim = this.in("running").at(-1);
       if (victim === request && this.in("running").length === 1) {
-        this.end(request, `needs more than the ${this.blocks.length} blocks that there are, and fails`);
+        this.end(request, `needs more than the ${this.blocks.length} blocks of the pool, and fails`);
         request.state = "failed";
         return null;
       }
@@ -197,9 +197,9 @@ export class Pool {
     const numAvailable = this.numAvailable - hits.filter((block) => !this.blocks[block].refs).length;
     if (need > numAvailable) {
       if (need + hits.length > this.blocks.length) {
-        this.end(request, `needs ${need + hits.length} blocks, more than there are, and is refused`);
+        this.end(request, `needs ${need + hits.length} blocks, more than the pool has, and is refused`);
         request.state = "failed";
-      } else this.said.push(`${request.name} waits: it needs ${need} more blocks, and ${numAvailable} can be had.`);
+      } else this.said.push(`${request.name} waits: it needs ${need} more blocks, and only ${numAvailable} are available.`);
       return false;
     }
     for (const block of hits) this.blocks[block].refs += 1;
