@@ -98,7 +98,7 @@ class Library:
 def _relocate(
     memory: mmap.mmap, relocation: tuple[int, int], place: int, value: int, base: int
 ) -> None:
-    """Write an address at a place of the memory, which begins at the address ``base``."""
+    """Write an address at a place of the memory. The memory begins at the address ``base``."""
     if relocation in _ADDRESS:
         struct.pack_into("<Q", memory, place, value)
     elif relocation == _DISTANCE:

@@ -41,7 +41,7 @@ def environment(run: Run, seconds: float) -> Outcome:
         return Outcome(status="failed", reason=done.last_line)
     details = json.loads(done.last_line)
     details["nvidia_smi"] = nvidia_smi(run)
-    if shutil.which("nvpmodel"):  # a Jetson, whose power mode sets the clocks of its memory
+    if shutil.which("nvpmodel"):  # a Jetson: the power mode sets the clocks of the memory
         details["power_mode"] = one_line(run.execute(["nvpmodel", "-q"], 20))
     return Outcome(status="passed", details=details)
 
