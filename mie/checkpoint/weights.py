@@ -266,10 +266,24 @@ class Checkpoint:
 
 
 def _text_entries(found: Mapping[str, TensorEntry]) -> Mapping[str, TensorEntry]:
-    """Return the tensors of the text part of a larger model, by their names in a model of text."""
+    """Return the tensors of the text part of a larger model, by their names in a model of text.
+
+    Raises:
+        WeightsError: two tensors have one name in a model of text.
+    """
     if not any(_TEXT.match(name) for name in found):
         return found
-    return {text_name(name): found[name] for name in found if not _LEFT_OUT.fullmatch(name)}
+    names: dict[str, str] = {}
+    for name in found:
+        if _LEFT_OUT.fullmatch(name):
+            continue
+        other = names.setdefault(text_name(name), name)
+        if other != name:
+            raise WeightsError(
+                f"{found[name].path}: tensors {other!r} and {name!r} are both "
+                f"{text_name(name)!r}; leave one out"
+            )
+    return {text: found[name] for text, name in names.items()}
 
 
 def text_name(name: str) -> str:

@@ -85,6 +85,9 @@ def talk(args: argparse.Namespace, editor: ReadLine | None) -> int:
 
     It is 1 if a message from a pipe or ``--prompt`` could not be answered, else 0. ``editor`` reads
     the messages in a terminal.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came while the model loaded, or ended the answer to ``--prompt``.
     """
     if args.positional_model and args.model == DEFAULT_MODEL:
         args.model = args.positional_model
@@ -102,6 +105,8 @@ def talk(args: argparse.Namespace, editor: ReadLine | None) -> int:
             num_failed = _talk(chat, lambda: read_message(read_from_pipe))
         else:
             num_failed = 0 if chat.say(args.prompt) else 1
+            if chat.conversation.is_stopped:  # there is no other message
+                raise KeyboardInterrupt
         is_cut = args.trace is not None and trace_failed(args, chat.conversation.llm)
         return 1 if is_cut or num_failed else 0
 

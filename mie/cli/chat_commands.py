@@ -82,6 +82,11 @@ class Chat:
         except MieError as error:
             print(f"mie: error: {error}", file=sys.stderr)
             return False
+        except KeyboardInterrupt:
+            if self.read_line is None:
+                raise
+            _note("stopped")
+            return False
         return True
 
     def _help(self, _: str) -> None:
@@ -195,7 +200,7 @@ class Chat:
             before = self.model
             try:
                 self._load(name)
-            except MieError:
+            except (MieError, KeyboardInterrupt):
                 self._load_again(before)
                 raise
         _note(f"model: {self.model}")

@@ -87,6 +87,8 @@ class Conversation:
         self._refused: tuple[list[dict[str, str]], str] | None = None
         self.look = look or Look(markdown=False)
         self.stats: Stats | None = None
+        self.is_stopped = False
+        """Whether Ctrl-C ended the last answer."""
         self._tells_speed = tells_speed
         self._turns: list[dict[str, str]] = []
         self.system: str | None = None
@@ -212,9 +214,9 @@ class Conversation:
         user = {"role": "user", "content": text}
         prompt, kept = self._fitting(user, drops or self.when_full == "drop")
         stats = Stats(num_prompt_tokens=len(prompt["prompt_token_ids"]), began=perf_counter())
-        choice, is_stopped = self._printed(prompt, stats)
+        choice = self._printed(prompt, stats)
         stats.seconds = perf_counter() - stats.began
-        notes = ["stopped"] if is_stopped else self._why_cut(choice)
+        notes = ["stopped"] if self.is_stopped else self._why_cut(choice)
         if choice is not None:
             self.stats = stats
             if self._tells_speed:
@@ -225,12 +227,10 @@ class Conversation:
             self._turns = [*kept, user, {"role": "assistant", "content": choice.text}]
             self._refused = None
 
-    def _printed(
-        self, prompt: dict[str, Any], stats: Stats
-    ) -> tuple[CompletionOutput | None, bool]:
-        """Print the answer as it is generated, and return it and whether Ctrl-C stopped it."""
+    def _printed(self, prompt: dict[str, Any], stats: Stats) -> CompletionOutput | None:
+        """Print the answer as it is generated, and return it. Ctrl-C stops it."""
         choice: CompletionOutput | None = None
-        is_stopped = False
+        self.is_stopped = False
         num_thought = 0
         writer = AnswerWriter(sys.stdout, self.look)
         try:
@@ -246,10 +246,10 @@ class Conversation:
                     num_thought = len(thought)
                     writer.add(choice.new_text)
         except KeyboardInterrupt:
-            is_stopped = True
+            self.is_stopped = True
         with suppress(KeyboardInterrupt):  # the second one of a nervous user
             writer.finish()
-        return choice, is_stopped
+        return choice
 
     def _prompt(self, messages: list[dict[str, str]]) -> dict[str, Any]:
         return self.llm.chat_prompt(messages, **self._options)

@@ -26,6 +26,9 @@ DEFAULT_MAX_TOKENS = 256
 _NOT_OPTIONS = ("seed", "device")
 """Settings that have no option: ``--seed`` belongs to a request, ``--device`` to the simulator."""
 
+_OF_DRAWS = ("top_k", "top_p", "min_p")
+"""Parameters without an effect at temperature 0. Requests of a file have own temperatures."""
+
 _SAMPLING = arguments_of("sampling")
 """The options of `SamplingParams` by its fields, as keywords of argparse with their names."""
 _STRUCTURES = arguments_of("structures")
@@ -213,10 +216,13 @@ def report_sampling_defaults(
     neutral, generation = SamplingParams(), llm.generation_config
     is_own = not is_conversation or generation.recommends
     defaults = generation.conversation if is_conversation else generation.sampling
+    given = _given_sampling(args)
+    is_greedy = {**defaults, **given}.get("temperature") == 0 and not getattr(args, "input", None)
     in_force = [
         f"{name}={value}"
         for name, value in defaults.items()
-        if name not in _given_sampling(args) and value != getattr(neutral, name)
+        if name not in given and value != getattr(neutral, name)
+        if not (is_greedy and name in _OF_DRAWS)
     ]
     if in_force:
         whose = "of the model" if is_own else "of conversations, as the model recommends none"

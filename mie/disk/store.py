@@ -169,6 +169,7 @@ class BlockStore:
     def _take_in(self, path: Path) -> None:
         try:
             entries = read_index(path)
+            self._check_sizes(entries)
         except FileNotFoundError:
             return
         except (OSError, Damaged) as error:
@@ -177,6 +178,16 @@ class BlockStore:
             return
         with self._lock:
             self._entries.update({entry.key: entry for entry in entries})
+
+    def _check_sizes(self, entries: Sequence[Entry]) -> None:
+        """Raise `Damaged` if a block has too few or too many bytes."""
+        size = self.identity.block_bytes
+        for entry in entries:
+            if entry.part == "block" and entry.size != size:
+                raise Damaged(
+                    f"the block at byte {entry.offset:,} has {entry.size:,} bytes instead of "
+                    f"{size:,}"
+                )
 
     def _forget(self, segment: Path) -> None:
         with self._lock:

@@ -66,7 +66,7 @@ class EventLog:
         """Write ``numerics`` (`Backend.numerics`) with each snapshot in the file."""
         self._num_steps = num_steps
         self._file = file
-        self._numerics = {} if numerics is None else {"numerics": dict(numerics)}
+        self.numerics = numerics or {}
         self._pending: list[Record] = []
         self.emit: Callable[[Record], None] = self._pending.append
         """Appends one record as fast as possible. It never changes during the log's life."""
@@ -157,7 +157,8 @@ class EventLog:
             self._segments.append(packed)
             self._drop_old_segments()
         if self._file is not None:
-            self._write([snapshot_line(self._last, {**snapshot, **self._numerics})])
+            numerics = {"numerics": dict(self.numerics)} if self.numerics else {}
+            self._write([snapshot_line(self._last, {**snapshot, **numerics})])
 
     def _drop_old_segments(self) -> None:
         num_held = sum(len(segment.numbers) for segment in self._segments)

@@ -22,7 +22,7 @@ from mie.config.engine import EngineConfig
 from mie.config.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_of
 from mie.config.params.checks import check_request_id
 from mie.config.params.sampling import SamplingParams
-from mie.engine.watch.look import Look, look_at, tokens_of
+from mie.engine.watch.look import Look, look_at, numerics_of, tokens_of
 from mie.engine.watch.metrics import Snapshot, metrics_of, snapshot_of
 from mie.engine.watch.queue import queue_of
 from mie.engine.watch.waiting import Wait, why_waiting
@@ -291,7 +291,7 @@ class AsyncLLM:
         engine, args, model = self.loop.engine, self._llm.engine_args, self._llm.model_config
         of_files = model.quantisation.method if model.quantisation else None
         names = ("weights_bytes", "kv_bytes", "answer_bytes")
-        sizes = metrics_of(engine).sizes
+        sizes, is_auto = metrics_of(engine).sizes, args.dtype_name == "auto"
         return ModelFacts(
             model=os.fspath(args.model),
             max_model_len=engine.max_model_len,
@@ -301,7 +301,7 @@ class AsyncLLM:
             vocab_size=engine.vocab_size,
             has_drafts=engine.scheduler.speculation is not None,
             backend=engine.backend,
-            dtype=args.dtype_name,
+            dtype=str(numerics_of(engine)["dtype"]) if is_auto else args.dtype_name,
             directories=(self._llm.directory, self._llm.text_directory),
             architecture=model.architecture,
             num_parameters=num_parameters(model),

@@ -146,6 +146,19 @@ def test_an_interrupt_stops_the_answer_but_not_the_program() -> None:
     assert output.endswith(b"\nI am the tiny story \n")
 
 
+@pytest.mark.parametrize("words", [("chat", "--prompt"), ("run", "bundled")], ids=["chat", "run"])
+def test_an_interrupt_of_the_only_answer_ends_the_program(words: tuple[str, ...]) -> None:
+    pipe = NarrowPipe()
+    story = "Tell me a story about Mia the fox, the garden and a kite."
+    with start(*words, story, *GREEDY, "--ignore-eos", stdout=pipe.writer) as process:
+        pipe.close_writer()
+        pipe.wait_for_bytes(process)
+        process.send_signal(signal.SIGINT)
+        assert pipe.read()
+        assert process.stderr.read() == b"[stopped]\nmie: interrupted\n"
+        assert process.wait(PATIENCE) == 130
+
+
 class Terminal:
     """A terminal of 60 columns, and ``mie chat`` or another command on it."""
 

@@ -158,3 +158,10 @@ async def test_the_server_says_which_values_come_from_the_file(directory, words,
     [said] = [line for line in capsys.readouterr().err.splitlines() if "sampling" in line]
     defaults = "neutral" if words else f"of {file}: {values} ({note})"
     assert said == f"[sampling defaults{':' if words else ''} {defaults}]"
+
+
+async def test_the_server_says_which_data_type_auto_is(directory, capsys):
+    async with server_of(engine_of(str(directory))):
+        pass
+    first = capsys.readouterr().err.splitlines()[0]
+    assert " · float32 · context of " in first

@@ -30,8 +30,7 @@ def look_at(engine: Engine, after: int | None, *, with_metrics: bool = False) ->
     Call it in the engine's thread. It copies references to records, and computes nothing.
     """
     engine.recover()
-    log = engine.log
-    assert isinstance(log, EventLog), "an engine without an event log cannot be shown"
+    log = _log_of(engine)
     steps = None if after is None else log.since(after)
     return Look(
         segments=log.segments() if steps is None else None,
@@ -55,6 +54,16 @@ def tokens_of(
         if request is not None:
             found[key] = tuple(request.sequences[index].token_ids[start:end])
     return found
+
+
+def numerics_of(engine: Engine) -> Mapping[str, str | int]:
+    """Return the facts that select how numbers are rounded."""
+    return _log_of(engine).numerics
+
+
+def _log_of(engine: Engine) -> EventLog:
+    assert isinstance(engine.log, EventLog), "an engine without an event log cannot be shown"
+    return engine.log
 
 
 def _counts(engine: Engine) -> dict[str, int]:

@@ -186,8 +186,9 @@ def test_the_command_line_prints_the_defaults_in_use(tmp_path, capsys) -> None:
 
     note = "--generation-config vllm ignores them"
     assert said() == f"[sampling defaults of the model: temperature=0.6, top_k=20 · {note}]\n"
-    assert said("--temperature", "0") == f"[sampling defaults of the model: top_k=20 · {note}]\n"
-    assert said("--temperature", "0", "--top-k", "0") == ""
+    warm = f"[sampling defaults of the model: top_k=20 · {note}]\n"
+    assert said("--temperature", "0.1") == warm
+    assert said("--temperature", "0") == ""
     assert said("--generation-config", "vllm") == ""
 
 
@@ -203,7 +204,10 @@ def test_the_first_line_of_a_conversation_gives_the_defaults_in_use(tmp_path, ca
     opening = "[sampling defaults of conversations, as the model recommends none"
     values = "top_k=40, top_p=0.95, min_p=0.05"
     assert said({}) == f"{opening}: temperature=0.8, {values} · {note}]\n"
-    assert said({}, "--temperature", "0") == f"{opening}: {values} · {note}]\n"
+    assert said({}, "--temperature", "0.7") == f"{opening}: {values} · {note}]\n"
+    assert said({}, "--temperature", "0") == ""
+    greedy = {"temperature": 0, "top_k": 7}
+    assert said(greedy) == f"[sampling defaults of the model: temperature=0 · {note}]\n"
     assert said({"top_k": 7}) == f"[sampling defaults of the model: top_k=7 · {note}]\n"
     assert said({}, "--generation-config", "vllm") == ""
 

@@ -65,6 +65,18 @@ def test_a_tensor_of_an_unknown_part_is_refused(tmp_path: Path) -> None:
         Checkpoint.open(directory, expected_tensors(config))
 
 
+def test_two_spellings_of_one_tensor_are_refused(tmp_path: Path) -> None:
+    directory = wrapped(tmp_path, RENAMES["transformers 4"])
+    tensors = load_file(directory / "model.safetensors")
+    again = {"model.language_model.norm.weight": tensors["language_model.model.norm.weight"]}
+    save_file(tensors | again, directory / "model.safetensors")
+    config = load_model_config(directory)
+    with pytest.raises(WeightsError, match=r"are both 'model\.norm\.weight'; leave one out") as why:
+        Checkpoint.open(directory, expected_tensors(config))
+    assert "'language_model.model.norm.weight'" in str(why.value)
+    assert "'model.language_model.norm.weight'" in str(why.value)
+
+
 def test_a_wrapper_that_is_not_known_is_refused(tmp_path: Path) -> None:
     directory = wrapped(
         tmp_path, RENAMES["transformers 4"], architectures=["PaliGemmaForConditionalGeneration"]

@@ -198,6 +198,18 @@ def test_a_torn_segment_is_refused(tmp_path: Path, size: int):
         read_index(path)
 
 
+@pytest.mark.parametrize("size", [0, 99, 101])
+def test_a_segment_with_a_block_of_another_size_is_refused_whole(tmp_path: Path, size: int):
+    right, wrong = blocks_of([1, 2, 3, 4])
+    folder = tmp_path / IDENTITY.digest
+    open_store(tmp_path).close()
+    write_segment(folder / f"a{SUFFIX}", [right, replace(wrong, data=bytes(size))])
+    store = open_store(tmp_path)
+    assert store.stats.num_damaged == 1
+    assert contents(store, [1, 2, 3, 4]) == []
+    store.close()
+
+
 FOOTER = struct.Struct("<QQ16s8s8x")
 HEX: list[Any] = ["00", "block", "00", "00"]
 INDICES: list[Any] = [
