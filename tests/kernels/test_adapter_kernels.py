@@ -24,8 +24,12 @@ RANKS = {1: (11, 1), 2: (0, 5), 3: (4, 0)}
 
 
 def backend_of(mode: str, dtype: str, is_deterministic: bool = False) -> CupyBackend:
-    """Return a backend that runs steps: the host uploads integers."""
-    return make_backend(mode, dtype, is_deterministic, uploaded=(np.uint8, np.int32))
+    """Return a backend that runs steps: the host uploads integers.
+
+    A graph of a step would replay the operators of an earlier step.
+    """
+    uploaded = (np.uint8, np.int32)
+    return make_backend(mode, dtype, is_deterministic, uploaded=uploaded, enforce_eager=True)
 
 
 class Matrix:

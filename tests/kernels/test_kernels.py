@@ -97,6 +97,7 @@ def make_backend(
     stored: str = "auto",
     activations: str = "float32",
     uploaded: tuple[Any, ...] = (np.uint8,),
+    enforce_eager: bool = False,
 ) -> CupyBackend:
     launcher = PoisoningLauncher(mode)
     launcher.uploaded = uploaded
@@ -110,6 +111,7 @@ def make_backend(
         is_deterministic=is_deterministic,
         kv_cache_dtype=stored,
         activations=activations,
+        enforce_eager=enforce_eager,
         nccl=EmulatedNccl(EmulatedQueue().submit),
     )
 
