@@ -116,7 +116,9 @@ class Run:
         states = (config.max_num_seqs + seed % 3, 2) if seed % 2 else (0, 0)
         if seed % 2:  # sequences have states
             self.config = config = replace(config, async_scheduling=False)
-        self.scheduler = new_scheduler(config, num_blocks, 30, self.log, hosts, states)
+        self.scheduler = new_scheduler(
+            config, num_blocks, 30, self.log, num_host_blocks=hosts, num_states=states
+        )
         self.manager, self.stats = self.scheduler.manager, self.scheduler.manager.stats
         self.runner = ScriptedRunner(
             num_blocks=num_blocks,

@@ -83,9 +83,9 @@ class Run:
             num_blocks,
             MAX_MODEL_LEN,
             self.log,
-            num_host_blocks if swaps else 0,
-            num_states if num_blocks % 2 and window is None else (0, 0),
-            window,
+            num_host_blocks=num_host_blocks if swaps else 0,
+            num_states=num_states if num_blocks % 2 and window is None else (0, 0),
+            window=window,
         )
         self.requests = []
 
