@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.errors import ModelError, UnsupportedModelError, WeightsError
-from mie.model.config import Scheme
+from mie.model.layers.config import Scheme
 from mie.ops.weights.packed import unpack_nibbles
 from mie.ops.weights.quantised import GROUPS, Form, QuantisedRows
 

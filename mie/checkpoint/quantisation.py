@@ -16,7 +16,7 @@ from typing import Any
 from mie.checkpoint.json_reader import JsonReader
 from mie.checkpoint.size_limits import MAX_PATTERNS, MAX_WIDTH
 from mie.errors import ModelError, UnsupportedModelError, shown
-from mie.model.config import Quantisation, Scheme
+from mie.model.layers.config import Quantisation, Scheme
 
 MIN_GROUP = 16
 """Inputs that share a scale are a multiple of this number."""

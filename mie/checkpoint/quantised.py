@@ -15,7 +15,7 @@ from mie.checkpoint.quantisation import scheme_of
 from mie.checkpoint.tensors import Shape
 from mie.checkpoint.weights import Checkpoint, check_names, check_tensor
 from mie.errors import ModelError, WeightsError, shown
-from mie.model.config import Quantisation, Scheme
+from mie.model.layers.config import Quantisation, Scheme
 from mie.ops.weights.quantised import QuantisedRows, Rows, dequantise
 
 _SCALES = ("weight_scale", "scales")

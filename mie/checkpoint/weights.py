@@ -32,7 +32,8 @@ from mie.checkpoint.spellings import divided_as, renamed
 from mie.checkpoint.stacked import unstacked
 from mie.checkpoint.tensors import Shape, expected_tensors
 from mie.errors import WeightsError, shown
-from mie.model.config import ModelConfig, Quantisation
+from mie.model.config import ModelConfig
+from mie.model.layers.config import Quantisation
 from mie.ops.weights.quantised import Form, QuantisedRows, Rows, dequantise
 
 __all__ = ["Checkpoint", "check_tied_head", "expected_tensors", "non_finite_tensors"]

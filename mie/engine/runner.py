@@ -108,6 +108,7 @@ class ModelRunner:
             self._move_states(states)
 
     def _add_row(self, new: NewRow) -> None:
+        """Set the state of a row to a sequence that gets it."""
         row = Row(new, self._constraints, masks_early=not self.backend.is_asynchronous)
         self._rows[new.row] = row
         self._rows_with_history.discard(new.row)
@@ -149,16 +150,21 @@ class ModelRunner:
         rows, edited = [*plan.decodes], self._rows_with_history
         controls = [self._controls(row) if row in edited else GREEDY for row in rows]
         for chunk in plan.chunks:
-            own = [self._controls(chunk.row, choice) for choice in chunk.choices]
-            # A row that reads its tokens draws after each draft in `_verified`.
-            is_known = chunk.num_drafts and not self._rows[chunk.row].reads_tokens
-            for i in range(1, chunk.num_drafts + 1):
-                own.append(self._controls(chunk.row, num_pending=i) if is_known else GREEDY)
+            own = self._chunk_controls(chunk)
             controls += own
             rows += [chunk.row] * len(own)
         # The rows that are sampled from come first, and rows of prompt log-probabilities follow.
         drawn = self._start_sample(rows, logits[: len(rows)], controls) if rows else None
         return Launched(rows=plan.decodes, logits=logits, drawn=drawn)
+
+    def _chunk_controls(self, chunk: Chunk) -> list[RowControls]:
+        """Return the controls of each choice of a chunk, and of the token after each draft."""
+        own = [self._controls(chunk.row, choice) for choice in chunk.choices]
+        # A row that reads its tokens draws after each draft in `_verified`.
+        is_known = chunk.num_drafts and not self._rows[chunk.row].reads_tokens
+        for i in range(1, chunk.num_drafts + 1):
+            own.append(self._controls(chunk.row, num_pending=i) if is_known else GREEDY)
+        return own
 
     def _controls(
         self, row: int, choice: int | None = None, *, num_pending: int = 0

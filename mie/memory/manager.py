@@ -82,7 +82,8 @@ class KVCacheManager:
     @property
     def num_available(self) -> int:
         """The number of blocks that a table can get: free and cached ones, without reservations."""
-        return self.pool.num_available
+        pool = self.pool
+        return pool.num_free + pool.num_cached - pool.num_reserved
 
     @property
     def num_used(self) -> int:

@@ -49,11 +49,6 @@ class BlockPool:
         """The number of free blocks."""
         return len(self._free)
 
-    @property
-    def num_available(self) -> int:
-        """The number of blocks that a table can get: free and cached ones, without reservations."""
-        return len(self._free) + self.num_cached - self.num_reserved
-
     def refcount(self, block_id: int) -> int:
         """Return the number of holders of the block, or 0 for a free block."""
         return self._refcounts[block_id]

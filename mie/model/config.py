@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from mie.model.layers.config import Experts, RecurrentConfig
+    from mie.model.layers.config import Experts, Quantisation, RecurrentConfig
 
 Activation = Literal["silu", "gelu_tanh"]
 QkNorm = Literal["head", "projection", "rotated head"]
@@ -80,29 +80,6 @@ class RopeConfig:
     def num_pairs(self, head_dim: int) -> int:
         """Return the number of a head's channel pairs that turn."""
         return int(head_dim * self.partial_rotary_factor) // 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scheme:
-    """How the files hold a quantised matrix."""
-
-    format: str
-    """A format of compressed-tensors, or "gptq", "gptq_v2", "awq" or "mxfp4"."""
-    bits: int
-    group: int | None
-    """Inputs that share a scale. None: all inputs."""
-    symmetric: bool
-    """Whether there are no zero points."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quantisation:
-    """The modules that are quantised in the files, and their forms."""
-
-    method: str
-    groups: tuple[tuple[tuple[str, ...], Scheme], ...]
-    """The targets of each scheme."""
-    ignore: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

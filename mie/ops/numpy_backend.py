@@ -252,9 +252,8 @@ class NumpyBackend(Backend):
         """Attend for all decodes in one call, and then for each chunk. The decodes come first."""
         planes, scale = (cache[layer, 0], cache[layer, 1]), q.shape[-1] ** -0.5
         starts, seq_lens, tables = batch.cu_seqlens_q, batch.seq_lens, batch.block_tables
-        n = int(np.argmax(np.append(np.diff(starts) > 1, True)))
-        if self.is_batch_invariant:
-            n = 0
+        is_chunk = np.append(np.diff(starts) > 1, True)
+        n = 0 if self.is_batch_invariant else int(np.argmax(is_chunk))  # number of decodes
         out = np.empty_like(q)
         decodes = q[:n], *planes, tables[:n], seq_lens[:n]
         if n:

@@ -31,15 +31,9 @@ def count_admission(
     if not any(each.was_admitted for each in seq.request.sequences):
         metrics.num_cached_tokens = num_computed
         if manager.shares_full and seq.may_read_cache:
-            _count_query(seq, allocation, manager, emit)
-
-
-def _count_query(
-    seq: Sequence, allocation: Allocation, manager: KVCacheManager, emit: Emit
-) -> None:
-    num_full = len(allocation.path) * manager.block_size
-    query = (seq.request.num_prompt, num_full, allocation.num_computed - num_full)
-    manager.stats.add_query(*query)
-    if allocation.num_computed:
-        source = allocation.partial and allocation.partial.block_id
-        emit(("hit", seq.seq_id, *query, source))
+            num_full = len(allocation.path) * manager.block_size
+            query = (seq.request.num_prompt, num_full, num_computed - num_full)
+            manager.stats.add_query(*query)
+            if num_computed:
+                source = allocation.partial and allocation.partial.block_id
+                emit(("hit", seq.seq_id, *query, source))

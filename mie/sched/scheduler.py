@@ -264,6 +264,7 @@ class Scheduler:
         token_ids, logprobs = [*result.token_ids], [*result.logprobs]
         for chunk, yielded in zip(plan.chunks, result.chunks, strict=True):
             seqs += self._take_in_chunk(chunk, yielded)
+            # One token for each choice. `Speculation.settle` has appended the drafts before it.
             token_ids += yielded.token_ids[-len(chunk.choices) :]
             logprobs += yielded.logprobs[-len(chunk.choices) :]
         self._rows.forking.clear()
@@ -287,7 +288,8 @@ class Scheduler:
         request = seq.request
         self._emit(("prefill", seq.seq_id, chunk.start, len(chunk.token_ids), chunk.choices))
         self.manager.commit(seq.table, chunk.end)
-        (seq.logprobs if seq.num_generated else request.prompt_logprobs).extend(yielded.scored)
+        scored = seq.logprobs if seq.num_generated else request.prompt_logprobs
+        scored.extend(yielded.scored)
         chosen = [request.sequences[choice] for choice in chunk.choices]
         if chosen:
             self._rows.end_prefill(seq)

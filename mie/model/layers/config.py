@@ -1,4 +1,4 @@
-"""Hold the configuration of recurrent layers and of experts."""
+"""Hold the configuration of recurrent layers, of experts, and of quantised files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -136,3 +136,26 @@ def _cut(sizes: Sequence[int], num_groups: int = 1) -> list[list[range]]:
         [range(begin + start, begin + start + size) for begin in begins]
         for start, size in zip(starts, sizes, strict=True)
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """How the files hold a quantised matrix."""
+
+    format: str
+    """A format of compressed-tensors, or "gptq", "gptq_v2", "awq" or "mxfp4"."""
+    bits: int
+    group: int | None
+    """Inputs that share a scale. None: all inputs."""
+    symmetric: bool
+    """Whether there are no zero points."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantisation:
+    """The modules that are quantised in the files, and their forms."""
+
+    method: str
+    groups: tuple[tuple[tuple[str, ...], Scheme], ...]
+    """The targets of each scheme."""
+    ignore: tuple[str, ...] = ()

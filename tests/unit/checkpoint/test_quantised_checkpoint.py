@@ -18,7 +18,7 @@ from mie.checkpoint.quantisation import scheme_of
 from mie.checkpoint.weights import Checkpoint, check_tied_head, expected_tensors, non_finite_tensors
 from mie.cli import main
 from mie.errors import ModelError, UnsupportedModelError, WeightsError
-from mie.model.config import Quantisation, Scheme
+from mie.model.layers.config import Quantisation, Scheme
 from mie.ops.weights.quantised import dequantise
 
 CONFIG = LLAMA | {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 56}
