@@ -104,10 +104,10 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 	$(PIP) --no-build-isolation --editable ".[docs]"
 	touch $@
 
-# The story, the viewer with recorded runs, and the documentation, in build/site, for any web host.
+# A front page, the story, the viewer with recorded runs, and the documentation, in build/site, for any web host.
 site: $(VENV)/.installed-docs
 	ADDRESS=$(ADDRESS) $(BIN)/python -m sphinx -E -W --keep-going -q docs build/site/docs
-	$(BIN)/python docs/page_site.py build/site
+	ADDRESS=$(ADDRESS) $(BIN)/python docs/page_site.py build/site
 	@echo "open it over HTTP: $(BIN)/python -m http.server -d build/site"
 
 clean:

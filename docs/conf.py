@@ -23,6 +23,10 @@ release = version = mie.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "source_pages"]
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_js_files = [("site.js", {"defer": "defer"})]
+pygments_dark_style = "github-dark"  # the theme's default underlines names, as if they were links
 html_favicon = "../mie/page/web/icon.svg"
 html_title = f"mie {release}"
 myst_heading_anchors = 6  # links to headings, with GitHub's names

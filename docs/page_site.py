@@ -1,4 +1,4 @@
-"""Write the story, the viewer and the recorded runs, and the front page of the site.
+"""Write the front page of the site, and the story and the viewer with the recorded runs.
 
     python docs/page_site.py [DIRECTORY]
 
@@ -12,28 +12,27 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import shutil
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from mie.page.assets import RECORDED_RUNS, assets
 
-PREVIEW = Path(__file__).parent / "pictures" / "page" / "page-1280-dark.webp"
+DOCS = Path(__file__).parent
+PREVIEW = DOCS / "pictures" / "page" / "preview.jpg"
 PAGES = ("index.html", "story.html")
 STORY = "docs/story/"
-FRONT: Mapping[str, str] = MappingProxyType(
-    {
-        "The story of a KV cache": f"{STORY}story.html",
-        "The viewer, with recorded runs": STORY,
-        "Build an engine in six steps": "docs/tutorial/README.html",
-        "The book of benchmarks": "docs/book/README.html",
-        "The scoreboard": "docs/scoreboard.html",
-        "The documentation": "docs/index.html",
-    }
-)
-"""The links of the front page. It opens the first of them by itself."""
+
+
+def with_preview(page: str, address: str) -> str:
+    """Return a page whose links get a preview picture, which is at an address."""
+    picture = html.escape(f"{address}{PREVIEW.name}")
+    head = (
+        f'<meta property="og:image" content="{picture}">\n'
+        '<meta name="twitter:card" content="summary_large_image">\n</head>'
+    )
+    return page.replace("</head>", head, 1)
 
 
 def write_site(directory: Path, address: str = "", documentation: str = "") -> None:
@@ -45,12 +44,9 @@ def write_site(directory: Path, address: str = "", documentation: str = "") -> N
     del files["mie/page/chat.html"]  # a chat needs an engine
     runs = [{"name": run.name, "title": run.title} for run in RECORDED_RUNS]
     files["mie/config"] = json.dumps({"mode": "static", "runs": runs}).encode()
-    picture = html.escape(f"{address}{PREVIEW.name}")
     link = f'<a class="button" href="{html.escape(documentation)}">Documentation</a>'
     for name in PAGES:
-        page = files.pop(f"mie/page/{name}").decode()
-        head = f'<meta property="og:image" content="{picture}">\n</head>'
-        page = page.replace("</head>", head, 1)
+        page = with_preview(files.pop(f"mie/page/{name}").decode(), address)
         if documentation:
             page = page.replace('<div class="tools">', f'<div class="tools">\n    {link}', 1)
         files[name] = page.encode()
@@ -61,18 +57,14 @@ def write_site(directory: Path, address: str = "", documentation: str = "") -> N
     shutil.copy(PREVIEW, directory)
 
 
-def write_front(directory: Path) -> None:
+def write_front(directory: Path, address: str = "") -> None:
     """Write the front page."""
-    first = next(iter(FRONT.values()))
-    items = "".join(f'<li><a href="{at}">{html.escape(title)}</a>\n' for title, at in FRONT.items())
-    page = (
-        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>mie</title>\n'
-        f'<link rel="icon" href="{STORY}mie/page/icon.svg">\n'
-        f'<meta http-equiv="refresh" content="0; url={first}">\n<ul>\n{items}</ul>\n</html>\n'
-    )
+    front = (DOCS / "front.html").read_text(encoding="utf-8")
     directory.mkdir(parents=True, exist_ok=True)
+    page = with_preview(front, f"{address}{STORY}")
     (directory / "index.html").write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    write_front(Path(sys.argv[1] if len(sys.argv) > 1 else "build/site"))
+    destination = Path(sys.argv[1] if len(sys.argv) > 1 else "build/site")
+    write_front(destination, os.environ.get("ADDRESS", ""))

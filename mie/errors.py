@@ -1,4 +1,4 @@
-"""Define every error that ``mie`` raises for something that a caller can cause.
+"""Define every error that ``mie`` raises for something that a caller can cause::
 
     MieError
     ├── ConfigError                 a setting is out of range, unknown, or contradicts another

@@ -4,9 +4,10 @@
     python scripts/page_pictures.py --story DIRECTORY
 
 A server runs the bundled model, and a headless Chromium shows its page. The pictures are WebP:
-docs/pictures/page/*.webp, or in DIRECTORY. The recording is an animated WebP of 20 seconds. With
-``--story``, they are PNGs of each chapter in both themes and three widths, to be looked at. Needs
-playwright and chromium.
+docs/pictures/page/*.webp, or in DIRECTORY. The recording is an animated WebP of 20 seconds, and the
+preview of shared links a JPEG, since some programs that show links read no WebP. With ``--story``,
+they are PNGs of each chapter in both themes and three widths, to be looked at. Needs playwright and
+chromium.
 """
 
 import base64
@@ -28,6 +29,7 @@ VIEWS = (
     ("play-1280-light", "light", ".panel.play"),
 )
 """Name, theme, and the part of the page, or None for the window."""
+PREVIEW_SIZE = {"width": 1200, "height": 630}
 SERVER = ("--num-blocks", "48", "--block-size", "8", "--max-num-batched-tokens", "48")
 FRAME_SECONDS = 1 / 3
 NUM_FRAMES = 60
@@ -198,6 +200,11 @@ def take_pictures(browser: Any, url: str, folder: Path) -> None:
         if selector:
             camera.js(WITHOUT_BARS)
         (folder / f"{name}.webp").write_bytes(camera.picture(selector))
+        if selector is None:
+            camera.js("mie.select(null)")
+            camera.page.set_viewport_size(PREVIEW_SIZE)
+            camera.page.wait_for_timeout(500)
+            camera.page.screenshot(path=folder / "preview.jpg", type="jpeg", quality=82)
         camera.close()
 
 
@@ -236,7 +243,8 @@ def tell(browser: Any, url: str, folder: Path) -> None:
             size = {"width": width, "height": height}
             page = browser.new_page(viewport=size, color_scheme=theme, reduced_motion="reduce")
             page.goto(f"{url}/story.html")
-            for number in range(10):
+            page.wait_for_function("window.mie?.chapters")
+            for number in range(page.evaluate("mie.chapters.length")):
                 page.evaluate(IS_AT_END, number)
                 page.wait_for_timeout(300)  # until it is drawn
                 name = f"story-{width}-{theme}-{number + 1:02d}.png"
@@ -252,7 +260,7 @@ def main(arguments: Sequence[str]) -> None:
     is_story = "--story" in arguments
     names = [each for each in arguments if each != "--story"]
     if is_story and not names:
-        raise SystemExit("--story needs a directory for its 60 pictures")
+        raise SystemExit("--story needs a directory for its pictures")
     folder = Path(names[0]) if names else PICTURES
     folder.mkdir(parents=True, exist_ok=True)
     with (

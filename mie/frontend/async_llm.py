@@ -82,7 +82,7 @@ class Pulse(NamedTuple):
 
 @refuses_names
 class AsyncLLM:
-    """A model, its tokenizer, and an engine with its own thread.
+    """A model, its tokenizer, and an engine with its own thread::
 
         async with AsyncLLM("bundled") as llm:
             async for output in llm.generate("Once upon a time", SamplingParams(), "request 1"):

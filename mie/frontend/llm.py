@@ -28,7 +28,7 @@ Loras = LoRARequest | Sequence[LoRARequest | None] | None
 
 @refuses_names
 class LLM:
-    """A model, its tokenizer and an engine.
+    """A model, its tokenizer and an engine::
 
         llm = LLM("bundled")
         [output] = llm.generate(["Once upon a time"], SamplingParams(max_tokens=64))

@@ -310,8 +310,10 @@ export class Timeline {
     const { rem } = ink;
     const right = this.surface.width - 0.4 * rem;
     const y = height - 0.7 * rem;
-    write(pen, count(this.from), this.left, y);
-    write(pen, count(this.to), right, y, { align: "right" });
+    const x = this.x(store.step);
+    // The number of the step shown would cover a number near it.
+    if (x - this.left > 3 * rem) write(pen, count(this.from), this.left, y);
+    if (right - x > 4 * rem) write(pen, count(this.to), right, y, { align: "right" });
   }
 
   cursor(pen, height) {

@@ -164,13 +164,13 @@ def draw(result: Result, path: Path) -> None:
         "axes.axisbelow": True,
     }
     with mpl.rc_context(settings):
-        figure, axes = pyplot.subplots(figsize=(6.4, 3.2), layout="constrained")
+        figure, axes = pyplot.subplots(figsize=(4.8, 3), layout="constrained")
         PLOTS[result["benchmark"]](axes, result)
         axes.minorticks_off()
         if axes.get_legend_handles_labels()[1]:
             figure.legend(
                 loc="outside upper center",
-                ncols=5,
+                ncols=3,
                 labelcolor=INK,
                 columnspacing=1,
                 handlelength=1.2,
