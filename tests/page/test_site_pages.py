@@ -122,3 +122,11 @@ def test_every_page_of_the_site_opens_and_fits(browser: Any, url: str) -> None:
                     wrong.append(f"{page} at {width}, {scheme}: {overflow} pixels too wide")
         assert wrong == []
         assert shown.errors == []
+
+
+def test_a_plot_follows_the_button_that_sets_the_theme(browser: Any, url: str) -> None:
+    with opened(browser, f"{url}docs/book/README.html", color_scheme="light") as shown:
+        for theme in ("dark", "light"):
+            shown.js("theme => { document.body.dataset.theme = theme; }", theme)
+            scheme = "getComputedStyle(document.querySelector('article img')).colorScheme"
+            assert shown.js(scheme) == theme
