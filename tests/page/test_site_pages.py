@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
-from browser import opened
+from browser import opened, serious
 
 SITE = os.environ.get("MIE_SITE", "")
 WIDTHS = (360, 768, 1280, 1920)
@@ -37,6 +37,13 @@ pytestmark = [
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
+
+
+KINDS = (
+    *("index.html", "docs/story/story.html", "docs/story/index.html", "docs/index.html"),
+    *("docs/benchmarks.html", "docs/api/llm.html", "docs/source/mie/frontend/llm.py.html"),
+)
+"""A page of each kind."""
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +137,14 @@ def test_a_plot_follows_the_button_that_sets_the_theme(browser: Any, url: str) -
             shown.js("theme => { document.body.dataset.theme = theme; }", theme)
             scheme = "getComputedStyle(document.querySelector('article img')).colorScheme"
             assert shown.js(scheme) == theme
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious_on_a_page_of_each_kind(
+    browser: Any, url: str, scheme: str
+) -> None:
+    options = {"viewport": {"width": 360, "height": 780}, "color_scheme": scheme}
+    for page in KINDS:
+        with opened(browser, url + page, **options) as shown:
+            shown.until("!window.mie || mie.store.run")
+            assert (page, serious(shown, scheme)) == (page, [])
