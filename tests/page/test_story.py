@@ -116,6 +116,30 @@ def test_nothing_is_wider_than_the_window(browser: Any, site: str, width: int) -
             assert shown.errors == []
 
 
+WRITTEN = """async step => {
+    const written = [];
+    const { fillText } = CanvasRenderingContext2D.prototype;
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+        if (this.canvas.id === 'timeline') written.push(text);
+        fillText.call(this, text, ...place);
+    };
+    mie.seek(step);
+    for (let i = 0; i < 3; i += 1) await new Promise(requestAnimationFrame);
+    CanvasRenderingContext2D.prototype.fillText = fillText;
+    return written;
+}"""
+
+
+def test_the_number_of_the_step_covers_no_number_of_the_axis(browser: Any, site: str) -> None:
+    size = {"width": 360, "height": 800}
+    with opened(browser, f"{site}/story.html#whole", viewport=size) as shown:
+        shown.until(IS_OPEN.format(10))
+        assert {"40", "0", "77"} <= {*shown.js(WRITTEN, 40)}
+        near = shown.js(WRITTEN, 70)
+        assert "70" in near
+        assert "77" not in near
+
+
 def test_a_link_opens_exactly_there_and_follows_what_is_shown(browser: Any, site: str) -> None:
     with opened(browser, f"{site}/#small-pool/39/seq:2.0") as shown:
         shown.until("window.mie?.store.run")
