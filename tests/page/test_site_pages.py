@@ -121,7 +121,7 @@ def test_every_page_of_the_site_opens_and_fits(browser: Any, url: str) -> None:
         shown.page.on("request", look)
         for page in pages():
             shown.page.goto(url + page)
-            shown.until("!window.mie || mie.store.run")  # the story and the viewer read a run
+            shown.until("!window.mie?.store || mie.store.run")  # the story and the viewer read a run
             for width, scheme in itertools.product(WIDTHS, ("light", "dark")):
                 shown.page.emulate_media(color_scheme=scheme)
                 shown.page.set_viewport_size({"width": width, "height": 900})
@@ -146,5 +146,5 @@ def test_axe_finds_nothing_serious_on_a_page_of_each_kind(
     options = {"viewport": {"width": 360, "height": 780}, "color_scheme": scheme}
     for page in KINDS:
         with opened(browser, url + page, **options) as shown:
-            shown.until("!window.mie || mie.store.run")
+            shown.until("!window.mie?.store || mie.store.run")
             assert (page, serious(shown, scheme)) == (page, [])
