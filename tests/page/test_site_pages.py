@@ -41,7 +41,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 KINDS = (
     *("index.html", "docs/story/story.html", "docs/story/index.html", "docs/index.html"),
-    *("docs/benchmarks.html", "docs/api/llm.html", "docs/source/mie/frontend/llm.py.html"),
+    *("docs/tutorial/step_3.html", "docs/api/index.html", "docs/source/mie/sched/result.py.html"),
 )
 """A page of each kind."""
 
@@ -121,7 +121,9 @@ def test_every_page_of_the_site_opens_and_fits(browser: Any, url: str) -> None:
         shown.page.on("request", look)
         for page in pages():
             shown.page.goto(url + page)
-            shown.until("!window.mie?.store || mie.store.run")  # the story and the viewer read a run
+            shown.until(
+                "!window.mie?.store || mie.store.run"
+            )  # the story and the viewer read a run
             for width, scheme in itertools.product(WIDTHS, ("light", "dark")):
                 shown.page.emulate_media(color_scheme=scheme)
                 shown.page.set_viewport_size({"width": width, "height": 900})
