@@ -219,7 +219,7 @@ def _read_states(fields: Any) -> dict[str, Any]:
 def _objects(fields: Mapping[str, Any], name: str, names: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return the objects of a list, each with these fields and the fields of windows."""
     return [
-        _with_lists(checked(each, [*names, *(name for name in _OF_WINDOWS if name in each)]))
+        _with_lists(checked(each, names) | checked(each, [n for n in _OF_WINDOWS if n in each]))
         for each in _list(fields, name)
     ]
 
