@@ -229,6 +229,13 @@ class _Vocabulary:
             raise self.error(f"has no {_PREFIX}{key} of type str")
         return array
 
+    def text(self, key: str, index: int) -> str:
+        """Return one text of an array."""
+        try:
+            return self.texts(key).text(index)
+        except UnicodeDecodeError as error:
+            raise self.error(f"has a text that is not UTF-8 in {_PREFIX}{key}") from error
+
     def flag(self, key: str, default: bool) -> bool:
         """Return the boolean under ``key``. Some files write it as 0 or 1."""
         value = self._header.values.get(_PREFIX + key, default)
@@ -248,10 +255,7 @@ class _Vocabulary:
             return None
         is_id = isinstance(token_id, int)
         if is_id and 0 <= token_id < self._tokens.count:
-            try:
-                return self._tokens.text(token_id)
-            except UnicodeDecodeError as error:
-                raise self.error(f"has a text that is not UTF-8 in {_PREFIX}tokens") from error
+            return self.text("tokens", token_id)
         if is_used or not is_id:
             raise self.error(f"has {_PREFIX}{key} {shown(token_id)}, which is not a token")
         return None
@@ -360,11 +364,10 @@ def _merges_of_texts(found: _Vocabulary, pieces: Pieces) -> Merges:
     """Return the merges that the file lists."""
     from mie.checkpoint.gguf.merges import merges_of_texts
 
-    texts = found.texts("merges")
-    merges = merges_of_texts(pieces, texts)
+    merges = merges_of_texts(pieces, found.texts("merges"))
     if not isinstance(merges, int):
         return merges
-    merge = texts.text(merges)
+    merge = found.text("merges", merges)
     lacks = "of texts that are no tokens" if " " in merge[1:] else "without a space"
     raise found.error(f"has the merge {shown(merge)} {lacks}")
 

@@ -604,6 +604,15 @@ def test_a_broken_vocabulary_is_refused(changes, message, tmp_path) -> None:
     assert str(tmp_path / "m.gguf") in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["tokens", "merges"])
+def test_a_vocabulary_that_is_not_utf8_is_refused(key: str, tmp_path: Path) -> None:
+    values = bundled_bpe("gpt-2") | {f"tokenizer.ggml.{key}": ["no such"]}
+    path = write(tmp_path / "m.gguf", values)
+    path.write_bytes(path.read_bytes().replace(b"no such", b"no s\xbdch"))
+    with pytest.raises(TokenizerError, match=f"not UTF-8 in tokenizer.ggml.{key}"):
+        Tokenizer.load(path, None)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
