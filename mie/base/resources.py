@@ -101,13 +101,7 @@ def available_bytes(read: Read = read_text) -> int:
     available = memory_info(read).get("MemAvailable")
     if available is None:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    groups = (left for _, left in _memory_groups(read))
-    return max(0, min([available, *groups, *_left_by_process_limits(read)]))
-
-
-def memory_limit(read: Read = read_text) -> int | None:
-    """Return the memory limit of the process's control group in bytes, or None without one."""
-    return min((limit for limit, _ in _memory_groups(read)), default=None)
+    return max(0, min([available, *_left_by_groups(read), *_left_by_process_limits(read)]))
 
 
 def memory_info(read: Read = read_text) -> dict[str, int]:
@@ -116,8 +110,8 @@ def memory_info(read: Read = read_text) -> dict[str, int]:
     return {name: int(number) << 10 for name, number in found}
 
 
-def _memory_groups(read: Read) -> Iterator[tuple[int, int]]:
-    """Yield the limit of each control group that has one, and the bytes that it leaves."""
+def _left_by_groups(read: Read) -> Iterator[int]:
+    """Yield the bytes that each control group with a limit leaves."""
     for group in _groups(read, "memory"):
         for limit_file, use_file, cache in _MEMORY_FILES:
             limit = _number(read(f"{group}/{limit_file}"))
@@ -125,7 +119,7 @@ def _memory_groups(read: Read) -> Iterator[tuple[int, int]]:
                 use = _number(read(f"{group}/{use_file}")) or 0
                 stat = read(f"{group}/memory.stat") or ""
                 cached = re.search(rf"^{cache} (\d+)$", stat, re.MULTILINE)
-                yield limit, limit - use + int(cached[1] if cached else 0)
+                yield limit - use + int(cached[1] if cached else 0)
 
 
 def _left_by_process_limits(read: Read) -> Iterator[int]:

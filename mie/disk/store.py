@@ -45,8 +45,6 @@ class DiskStats:
     """Number of blocks and segments that were not used because they were damaged."""
     num_dropped: int = 0
     """Number of blocks that were not written, because the writer was behind or had stopped."""
-    bytes_read: int = 0
-    bytes_written: int = 0
 
 
 class BlockStore:
@@ -132,7 +130,6 @@ class BlockStore:
                 self._entries.pop(key, None)
             return None
         self.stats.num_read += 1
-        self.stats.bytes_read += len(data)
         self._mark(entry.segment)
         return data
 
@@ -265,8 +262,7 @@ class BlockStore:
                 return
 
     def _write(self, blocks: list[Block]) -> None:
-        size = sum(len(block.data) for block in blocks)
-        self._make_room(size)
+        self._make_room(sum(len(block.data) for block in blocks))
         path = self._folder / f"{time.time_ns():x}-{os.getpid():x}{SUFFIX}"
         entries = write_segment(path, blocks)
         with self._lock:
@@ -275,7 +271,6 @@ class BlockStore:
             self._queued.difference_update([block.key for block in blocks])
         self._make_room(0)  # the index has bytes too
         self.stats.num_written += len(blocks)
-        self.stats.bytes_written += size
 
     def _make_room(self, size: int) -> None:
         """Remove the segments of any identity that were used least recently."""

@@ -138,7 +138,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--questions", help="JSON lines of Spec-Bench, for load")
     parser.add_argument("--folder", help="prefix_cache_dir, for load")
     parser.add_argument("--max-tokens", type=int, default=32, help="tokens of an answer, for load")
-    parser.add_argument("--threads", type=int, help="threads, for load")
     parser.add_argument("--output", help="write PREFIX.json and PREFIX.md too")
     args = parser.parse_args(argv)
     if args.what == "load":

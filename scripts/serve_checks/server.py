@@ -27,12 +27,6 @@ class RunningServer:
     process_id: int
     log: Path
 
-    @property
-    def address(self) -> tuple[str, int]:
-        """Host and port."""
-        host, _, port = self.url.removeprefix("http://").partition(":")
-        return host, int(port)
-
     def resident_kib(self) -> int:
         """Return the memory of the server's process that is in RAM, in KiB."""
         for line in Path(f"/proc/{self.process_id}/status").read_text().splitlines():

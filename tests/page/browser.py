@@ -156,7 +156,7 @@ class Shown:
         self.js(
             """async () => {
                 do await new Promise(requestAnimationFrame);
-                while (mie.frames?.isComing());
+                while (mie.isFrameComing?.());
             }"""
         )
 

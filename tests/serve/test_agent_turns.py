@@ -1,18 +1,12 @@
-"""A coding agent whose first line changes: `scripts/agent_check.py` is the large one."""
-
-import sys
-from pathlib import Path
+"""A coding agent whose first line changes in each turn, with and without leaving the line out."""
 
 import httpx2
 import pytest
+from agent_turns import PATTERN, Turn, bodies, faults, on_the_page, replay
 from deadlines import PATIENCE
 from live_server import live
 
 from mie import AsyncLLM
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
-from serve_checks.agent import PATTERN, Turn, bodies, faults, on_the_page, replay
 
 BLOCK_SIZE = 8
 

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { beforeEach, test } from "node:test";
 
-import { change, frames, redraw, redrawRested, store, view } from "../../mie/page/web/store.js";
+import { change, isFrameComing, redraw, redrawRested, store, view } from "../../mie/page/web/store.js";
 
 const DRAWING = 3; // milliseconds that the view takes
 const REST = 20 * DRAWING;
@@ -65,9 +65,9 @@ test("new steps that come all the time are drawn as often as the rest allows", a
     await pass(1);
   }
   assert.ok(drawn.length >= 8 && drawn.length <= 11, String(drawn.length));
-  assert.ok(frames.isComing());
+  assert.ok(isFrameComing());
   await pass(2 * REST);
-  assert.ok(!frames.isComing(), "the last step is drawn");
+  assert.ok(!isFrameComing(), "the last step is drawn");
 });
 
 test("a frame that was slow once does not stop the page for long", async () => {

@@ -8,7 +8,6 @@ import numpy as np
 from mie.learn.probe import Broken
 
 _GROUP = 16
-_SCALE = "scale = (largest absolute weight of the group) / (2**(bits - 1) - 1)"
 
 
 def check_7(step: Any, solutions: Mapping[int, Any]) -> None:

@@ -10,7 +10,7 @@ import { link, parsed } from "./links.js";
 import { Playground } from "./play.js";
 import { Player } from "./player.js";
 import { about, askJson, embedded, fetched, Live, opened, parse, post, recorded, unpacked } from "./source.js";
-import { change, frames, redraw, redrawRested, seek, select, shown, store, view } from "./store.js";
+import { change, isFrameComing, redraw, redrawRested, seek, select, shown, store, view } from "./store.js";
 import { Tables } from "./tables.js";
 import { Texts } from "./texts.js";
 import { startTheme, switchTheme } from "./theme.js";
@@ -292,7 +292,7 @@ addEventListener("resize", () => redraw());
 
 /** What tests look at. */
 Object.assign(window, { mie: {
-  store, frames, seek, select, parts,
+  store, isFrameComing, seek, select, parts,
   state: () => ({ ...shown().plain(), counters: store.run.counters(store.step) }),
   at: async (step) => (await store.run.exactly(step)).plain(),
   own: () => ownNumbers(store.run),

@@ -23,7 +23,9 @@ let isAsked = false;
 let restEnd = 0; // in milliseconds, as `performance.now()` tells
 let timer = null; // that ends the rest
 const resting = new Set(); // names of views to redraw then
-export const frames = { drawn: 0, slowest: 0, isComing: () => isAsked || resting.size > 0 };
+
+/** Return whether a view is drawn again soon. */
+export const isFrameComing = () => isAsked || resting.size > 0;
 
 /** Register a view: `draw` runs in the next frame after a change. */
 export function view(name, draw) {
@@ -65,8 +67,6 @@ function frame() {
   const start = performance.now();
   if (store.run) for (const [name, draw] of views) if (names.has(name)) draw(store);
   const end = performance.now();
-  frames.drawn += 1;
-  frames.slowest = Math.max(frames.slowest, end - start);
   restEnd = end + Math.min(MAX_REST, REST * (end - start));
 }
 
