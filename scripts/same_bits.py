@@ -1,16 +1,13 @@
 """Compare two checkouts of mie on random scenarios, number by number and event by event.
 
-    python scripts/same_bits.py 5b483d50 .              # 60 scenarios; commits or directories
+    python scripts/same_bits.py HEAD~1 .                # 60 scenarios; commits or directories
     python scripts/same_bits.py OLD NEW --scenarios 300 --seed 1
     python scripts/same_bits.py OLD NEW --only 17       # one scenario, which is also printed
 
 A scenario draws a model, a backend, settings and requests. Each checkout runs all scenarios in a
-process of its own. The outputs of every step, the event log and the metrics must be equal. On jit
-floats are compared bit by bit. On numpy a float may differ by `TOLERANCE`, because the order of
-its sums depends on the shapes that reach the BLAS; tokens, texts and events must be equal there as
-well. Times are left out, and so are the names in `LEFT_OUT`. `RENAMED` lists new names.
-
-A beam search is compared by its sequences alone if `BEAM_EVENTS` is False.
+process of its own. The outputs of every step, the event log and the metrics must be equal, and
+floats bit by bit. On numpy the order of sums depends on the shapes that reach the BLAS, so a
+rewrite may need `--tolerance`. Times are left out, and so are the names in `LEFT_OUT`.
 """
 
 import argparse
@@ -24,29 +21,12 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-TOLERANCE = 1e-4
-"""Largest difference of two floats on numpy, relative to the larger one if that is above 1."""
-
-LEFT_OUT = re.compile(
-    r"numerics|start|.*seconds|.*_time|.*_bytes.*|vllm:inter_token_latency.*"
-    r"|num_(draft|accepted)_tokens"
-)
-"""Names of values that are not compared: times, sizes in bytes, and the names of backends.
-
-5b483d50 counted the times between tokens of a request, and now the choices are counted apart. It
-had no drafts.
-"""
-
-RENAMED: dict[str, str] = {}
-"""Old names of fields, metrics and kinds of events, with their names in the new checkout."""
-
-BEAM_EVENTS = False
-"""Whether the events and metrics of a beam search are compared."""
+LEFT_OUT = re.compile(r"numerics|start|.*seconds|.*_time|.*_bytes.*")
+"""Names of values that are not compared: times, sizes in bytes, and the names of backends."""
 
 MODELS = {
     "bundled": ("bundled",),
@@ -72,27 +52,6 @@ STRUCTURES: tuple[dict[str, Any], ...] = (
 )
 
 Json = dict[str, Any]
-
-
-def narrow(scenario: Json) -> Json:
-    """Return a scenario without the cases that have changed on purpose since 5b483d50.
-
-    Fair shares divide rows in another way now, a prompt is truncated to the tokens that the KV
-    cache holds, and the plain operators of NumPy had no `weight_dtype`.
-    """
-    settings, requests = scenario["settings"], scenario["requests"]
-    if settings["scheduling_policy"] == "fair":
-        settings["scheduling_policy"] = "fcfs"
-        for name in ("fair_turn", "client_quotas"):
-            settings.pop(name, None)
-    if settings["backend"] == "numpy":
-        settings.pop("weight_dtype", None)
-    for request in requests:
-        params = request["params"]
-        if params.get("truncate_prompt_tokens") == -1:
-            params["truncate_prompt_tokens"] = 12
-        request["client"] = None
-    return scenario
 
 
 class Draw(random.Random):
@@ -246,12 +205,9 @@ def run_all(directory: Path) -> None:
 
 def run(scenario: Json, directory: Path) -> Json:
     """Run one scenario, and return its outputs, events and metrics as JSON values."""
-    from mie import LLM, BeamSearchParams, EngineArgs, MieError
+    from mie import LLM, BeamSearchParams
 
     settings = dict(scenario["settings"])
-    if settings["backend"] == "numpy":  # numpy-plain was the name of the backend that is numpy now
-        with suppress(MieError):
-            settings["backend"] = EngineArgs(backend="numpy-plain").backend
     model, trace = scenario["model"], io.StringIO()
     if model != "bundled":
         model, settings["skip_tokenizer_init"] = str(directory / model), True
@@ -344,7 +300,6 @@ def _plain(value: Any) -> Any:
 def differences(old: Any, new: Any, tolerance: float, path: str = "") -> Iterator[str]:
     """Yield the places where two results differ, with both values."""
     if isinstance(old, dict) and isinstance(new, dict):
-        old = {RENAMED.get(name, name): value for name, value in old.items()}
         for name in sorted({*old, *new}):
             if not LEFT_OUT.fullmatch(name):
                 a, b = old.get(name, "absent"), new.get(name, "absent")
@@ -355,26 +310,8 @@ def differences(old: Any, new: Any, tolerance: float, path: str = "") -> Iterato
     elif isinstance(old, float) and isinstance(new, float):
         if repr(old) != repr(new) and not abs(old - new) <= tolerance * max(1.0, abs(old)):
             yield f"{path}: {old!r}, {new!r}"
-    elif RENAMED.get(str(old), old) != new:
+    elif old != new:
         yield f"{path}: {str(old)[:200]}, {str(new)[:200]}"
-
-
-def ordered(result: Any) -> Any:
-    """Return a result with sorted records of each step that passes blocks of windows.
-
-    Tables of a step publish and pass their blocks one after another, and 5b483d50 published all
-    before any passed.
-    """
-    if not isinstance(result, dict) or "events" not in result:
-        return result
-    passing = {each["step"] for each in result["events"] if each["event"] == "pass"}
-    steps: dict[int, list[Json]] = {}
-    for each in result["events"]:
-        steps.setdefault(each["step"], []).append(each)
-    for step in passing:
-        *records, summary = steps[step]
-        steps[step] = [*sorted(records, key=partial(json.dumps, sort_keys=True)), summary]
-    return result | {"events": [each for records in steps.values() for each in records]}
 
 
 def is_commit(name: str) -> bool:
@@ -429,9 +366,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the scenarios")
     parser.add_argument("--only", type=int, help="number of one scenario to run and print")
     parser.add_argument(
-        "--strict",
-        action="store_true",
-        help="compare all, with every bit; OLD is newer than 5b483d50",
+        "--tolerance", type=float, default=0.0, help="of floats, relative to values above 1"
     )
     options = parser.parse_args(argv)
     if options.scenarios < 1:
@@ -441,8 +376,6 @@ def main(argv: list[str]) -> int:
             parser.error(f"{name!r} is neither a directory nor a commit of this repository")
     numbers = range(options.scenarios) if options.only is None else [options.only]
     scenarios = [Draw(f"{options.seed}/{number}").scenario() for number in numbers]
-    if not options.strict:
-        scenarios = [narrow(scenario) for scenario in scenarios]
     counts: Counter[str] = Counter()
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
@@ -458,16 +391,12 @@ def main(argv: list[str]) -> int:
             counts["the same error"] += 1
             print(f"{words}: {new['error']}: {new['message'][:90]}")
             continue
-        if scenario["door"] == "beams" and not BEAM_EVENTS:
-            old, new = old["outputs"], new["outputs"]
-        old, new = ordered(old), ordered(new)
-        tolerance = TOLERANCE if backend == "numpy" and not options.strict else 0.0
-        found = [*differences(old, new, tolerance)]
+        found = [*differences(old, new, options.tolerance)]
         verdict = "different" if found else "close"
         if not any(differences(old, new, 0.0)):
             verdict = "equal"
         counts[f"{verdict} on {backend}"] += 1
-        if isinstance(new, dict) and "events" in new:
+        if "events" in new:
             counts["events"] += len(new["events"])
             counts.update(name for each in new["events"] if (name := each.get("event")) in COUNTED)
         for line in (f"{len(found)} differences", *found[:6]) if found else ():

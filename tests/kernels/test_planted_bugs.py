@@ -6,7 +6,6 @@ prints a line for each bug of planted/kernels.toml: PASSED if its check notices 
 """
 
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +34,7 @@ import test_sampling as sampling
 import test_sinks
 import test_wide_rows
 from emulated import needs_compiler
+from planted_bugs import bugs_of
 from test_kernels import Shape
 from test_prefill_splits import splits
 
@@ -47,15 +47,9 @@ from mie.ops_gpu.sampling import PART
 from mie.ops_gpu.signature import KernelFault
 from mie.ops_gpu.source import KERNELS
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 pytestmark = [needs_compiler, pytest.mark.slow]
 
-TABLE = tomllib.loads((Path(__file__).parents[1] / "planted/kernels.toml").read_text())
-BUGS = {bug["name"]: bug for bug in TABLE["bug"]}
+BUGS = bugs_of("kernels.toml")
 FEW_BLOCKS = Chip(num_multiprocessors=3, shared_bytes=0)
 
 
@@ -441,32 +435,10 @@ CHECKS: dict[str, Callable[..., None]] = {
         *(int4_write, int4_read, adapters, rank_parts),
         *(wide_products, wide_codes, wide_work),
         *(large_element, large_value, hides_no_nan, bank_conflicts, work, rings),
-        *(
-            many_parts,
-            large_parts,
-            far_rows,
-            far_attention,
-            far_writes,
-            far_copies,
-            order_of_blocks,
-        ),
-        *(
-            log_probabilities,
-            sampler,
-            products,
-            quantised_products,
-            integer_products,
-            narrow_weights,
-            narrow_integers,
-            narrow_experts,
-            merges,
-            sinks,
-            soft_caps,
-            logits_cap,
-            routing,
-            experts,
-            recurrent,
-        ),
+        *(many_parts, large_parts, far_rows, far_attention, far_writes, far_copies),
+        *(order_of_blocks, log_probabilities, sampler, products, quantised_products),
+        *(integer_products, narrow_weights, narrow_integers, narrow_experts, merges),
+        *(sinks, soft_caps, logits_cap, routing, experts, recurrent),
     )
 }
 

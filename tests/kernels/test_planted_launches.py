@@ -7,7 +7,6 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -23,19 +22,14 @@ import test_recording as recording
 import test_wide_rows
 from emulated import needs_compiler
 from fake_cupy import FakeCupy, fake_cupy
+from planted_bugs import bugs_of
 
 from mie.ops_gpu.load import load_cupy_backend
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = ["fake_cupy"]
 pytestmark = [needs_compiler, pytest.mark.slow]
 
-TABLE = tomllib.loads((Path(__file__).parents[1] / "planted/launches.toml").read_text())
-BUGS = {bug["name"]: bug for bug in TABLE["bug"]}
+BUGS = bugs_of("launches.toml")
 
 
 def captures(cupy: FakeCupy) -> None:

@@ -26,7 +26,11 @@ else:
 
 ROOT = Path(__file__).parents[3]
 TABLE = ROOT / "tests/planted/lessons.toml"
-MISTAKES = tomllib.loads(TABLE.read_text(encoding="utf-8"))["mistake"]
+MISTAKES = [
+    {"step": int(step), **mistake}
+    for step, mistakes in tomllib.loads(TABLE.read_text(encoding="utf-8")).items()
+    for mistake in mistakes
+]
 LEARN = ROOT / "mie/learn"
 ALL = exercises()
 

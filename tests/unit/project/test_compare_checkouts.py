@@ -72,27 +72,9 @@ def test_a_float_may_differ_only_within_the_tolerance():
     assert len(found(next_float)) == 1
 
 
-def test_new_names_of_fields_and_events_are_equal_to_the_old_ones(monkeypatch: pytest.MonkeyPatch):
-    renamed = changed("events", 0, value={"kind": "enter", "seq": [0, 0]})
-    assert len(found(renamed)) == 2
-    monkeypatch.setattr(same_bits, "RENAMED", {"admit": "enter", "event": "kind"})
-    renamed["events"][1]["kind"] = renamed["events"][1].pop("event")
-    assert found(renamed) == []
-
-
-def test_only_steps_that_pass_blocks_of_windows_have_records_in_any_order():
-    records = [{"step": 1, "event": each} for each in ("seal", "pass", "admit", "step")]
-    swapped = [records[1], records[0], *records[2:]]
-    old, new = (same_bits.ordered({"events": each}) for each in (records, swapped))
-    assert old == new
-    assert old["events"][-1] == records[-1]
-    others = [{**each, "event": each["event"].replace("pass", "hit")} for each in records]
-    assert same_bits.ordered({"events": others})["events"] == others
-
-
 @pytest.mark.slow
 def test_a_checkout_equals_itself(capsys: pytest.CaptureFixture[str]):
-    assert same_bits.main([str(ROOT), str(ROOT), "--scenarios", "2", "--strict"]) == 0
+    assert same_bits.main([str(ROOT), str(ROOT), "--scenarios", "2"]) == 0
     assert "equal on" in capsys.readouterr().out
 
 
