@@ -3,7 +3,7 @@
     pip install '.[bench]'
     python scripts/benchmark.py cpu [--models NAME ...] [--engines NAME ...] [--workloads NAME ...]
                                     [--mie-variant NAME:KEY=VALUE,...] [--output PREFIX]
-    python scripts/benchmark.py cpu --files FILE.gguf ... [--batched-bench NAME=PROGRAM]
+    python scripts/benchmark.py cpu --files FILE.gguf ...
 
 The models have published shapes and random weights; the bundled model is measured too. Sampling is
 greedy, and the end-of-sequence token is disabled. mie runs through its LLM API and its scheduler.
@@ -11,9 +11,7 @@ The peers are transformers (`generate`, one static batch), llama.cpp (the batch 
 llama-cpp-python) and CTranslate2 (`generate_batch`). A peer that is not installed, or that does not
 support a shape, is skipped by name with the reason. The name of a quantised GGUF type, such as
 Q4_0, runs mie and llama.cpp on the same file. `--files` runs them on published files instead of the
-models. There, ik_llama.cpp may run too, from its wheel (see `IkLlamaCppEngine`), and
-`--batched-bench` adds a fork of llama.cpp by the path of its program `llama-batched-bench` (see
-`BatchedBenchEngine`).
+models. There, ik_llama.cpp may run too, from its wheel (see `IkLlamaCppEngine`).
 
 All engines of a run are loaded at once, each in its own process on the same CPUs, and are stopped
 while another is measured. In a round, every engine runs one workload, in alternating order. A round
@@ -165,24 +163,13 @@ def rows_of(names: Sequence[str], common: Sequence[str], variants: Sequence[str]
     return rows
 
 
-def rows_of_files(
-    names: Sequence[str], common: Sequence[str], variants: Sequence[str], programs: Sequence[str]
-) -> Rows:
-    """Return the rows of engines that read a published file.
-
-    Each NAME=PROGRAM of ``programs`` is a row of a fork of llama.cpp.
-    """
+def rows_of_files(names: Sequence[str], common: Sequence[str], variants: Sequence[str]) -> Rows:
+    """Return the rows of engines that read a published file."""
     if others := set(names) - {BASELINE, *FILE_ENGINES}:
         readers = ", ".join(FILE_ENGINES)
         raise ValueError(f"--files has rows of mie, {readers}; got {', '.join(sorted(others))}")
     rows = {row: (BASELINE, FILE, each[2]) for row, each in rows_of((), common, variants).items()}
-    rows |= {name: (name, FILE, {}) for name in FILE_ENGINES if name in names}
-    for each in programs:
-        name, equals, program = each.partition("=")
-        if not (name and equals) or name in rows:
-            raise ValueError(f"a fork is NAME=PROGRAM with a name of its own; got {each!r}")
-        rows[name] = ("batched-bench", FILE, {"program": str(Path(program).absolute())})
-    return rows
+    return rows | {name: (name, FILE, {}) for name in FILE_ENGINES if name in names}
 
 
 class ModelBench:
@@ -248,10 +235,9 @@ class ModelBench:
         baseline = self._baseline(row)
         first = self.loaded[baseline]["tokens"] if baseline in self.loaded else tokens
         same = sum(a == b for a, b in zip(tokens, first, strict=True))
-        agreement = "–" if None in tokens[0] else f"{same} of {len(tokens)}"
         facts = {"version": child.facts["ready"], "load_seconds": child.facts["load_seconds"]}
         facts |= {"loaded_bytes": loaded, "tokens": tokens}
-        self.loaded[row] = {**facts, "same_as_mie": agreement}
+        self.loaded[row] = {**facts, "same_as_mie": f"{same} of {len(tokens)}"}
 
     def _baseline(self, row: str) -> str:
         """Return the row of mie with the same weights, for comparison with a row."""
@@ -344,14 +330,11 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         ("--mie", "KEY=VALUE", "set an argument of LLM in all of mie's rows"),
         ("--mie-variant", "NAME:KEY=VALUE,...", "add a row of mie with these arguments"),
         ("--python", "FAMILY=PATH", "run an engine with this interpreter"),
-        ("--batched-bench", "NAME=PROGRAM", "with --files, add a fork's llama-batched-bench"),
     ):
         add(name, action="append", default=[], metavar=metavar, help=text)
     add("--quick", action="store_true", help="try the script: small workloads, one round")
     add("--output", metavar="PREFIX", help="write PREFIX.json and PREFIX.md")
     args = parser.parse_args(argv)
-    if args.batched_bench and not args.files:
-        parser.error("--batched-bench needs --files")
     if missing := [str(each) for each in args.files if not each.is_file()]:
         parser.error(f"--files names no file: {', '.join(missing)}")
     if not args.files and "ik_llama.cpp" in (args.engines or ()):
@@ -359,11 +342,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     default = [BASELINE, "llama.cpp"] if args.files else [*KINDS]
     engines: list[str] = args.engines or default
     try:
-        if args.files:
-            forks = args.batched_bench
-            args.rows = rows_of_files(engines, args.mie, args.mie_variant, forks)
-        else:
-            args.rows = rows_of(engines, args.mie, args.mie_variant)
+        of_engines = rows_of_files if args.files else rows_of
+        args.rows = of_engines(engines, args.mie, args.mie_variant)
     except ValueError as error:
         parser.error(str(error))
     args.python = dict(word.partition("=")[::2] for word in args.python)

@@ -1,4 +1,4 @@
-"""Run an engine in its own process: mie, transformers, llama.cpp, a fork of it, or CTranslate2.
+"""Run an engine in its own process: mie, transformers, llama.cpp, ik_llama.cpp, or CTranslate2.
 
     python -m bench.engines SPEC          in scripts/
 
@@ -16,9 +16,7 @@ import importlib.metadata
 import json
 import os
 import re
-import resource
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -49,7 +47,7 @@ class EngineSpec:
     max_model_len: int
     threads: int = 1
     settings: dict[str, Any] = field(default_factory=dict)
-    """Settings of mie, or the "program" of a fork of llama.cpp."""
+    """Settings of mie."""
     device: str = "cpu"
     """torch's name of the device."""
     prepare: bool = False
@@ -64,10 +62,7 @@ class EngineSpec:
 
 
 class Generated(dict[str, Any]):
-    """The new "tokens" of each prompt, and the "times" of each, in seconds since the start.
-
-    A token is None if the engine does not return it.
-    """
+    """The new "tokens" of each prompt, and the "times" of each, in seconds since the start."""
 
 
 class Engine(Protocol):
@@ -367,65 +362,6 @@ class IkLlamaCppEngine(LlamaCppEngine):
         return np.stack([np.ctypeslib.as_array(each, (self._vocab_size,)) for each in pointers])
 
 
-class BatchedBenchEngine:
-    """A fork of llama.cpp, such as ik_llama.cpp, through its own program `llama-batched-bench`.
-
-    The program makes prompts of one token, repeated. It loads the model again in every call, and
-    measures without the loading and without choosing tokens. It prints the rates of prompts and of
-    decoding, so the times within each phase are even.
-    """
-
-    def __init__(self, spec: EngineSpec) -> None:
-        self._spec, self._program = spec, spec.settings["program"]
-        if not os.access(self._program, os.X_OK):
-            raise RuntimeError(f"{self._program} is no program that can be run")
-        self.version = f"llama-batched-bench at {self._program}"
-        self._peak_bytes: int | None = None
-
-    @staticmethod
-    def prepare(spec: EngineSpec) -> None:
-        """Do nothing, because the program reads the file as it is."""
-
-    def generate(self, prompts: list[list[int]], num_new_tokens: int) -> Generated:
-        """Measure as many prompts of the same length."""
-        count, length = len(prompts), len(prompts[0])
-        options = {
-            "-m": self._spec.converted,
-            "-c": count * -(-(length + num_new_tokens) // 256) * 256,
-            "-t": self._spec.threads,
-            "-npp": length,
-            "-ntg": num_new_tokens,
-            "-npl": count,
-        }
-        words = [str(word) for option in options.items() for word in option]
-        done = subprocess.run([self._program, *words], capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{self._program} ended with {done.returncode}")
-        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
-        self._peak_bytes = max(peak, self._peak_bytes or 0)
-        prefill, decode = batched_bench_rates(done.stdout + done.stderr, length, count)
-        first, step = count * length / prefill, count / decode
-        times = [first + step * number for number in range(num_new_tokens)]
-        return Generated(tokens=[[None] * num_new_tokens] * count, times=[times] * count)
-
-    def peak_bytes(self) -> int | None:
-        """Return the peak memory of the program."""
-        return self._peak_bytes
-
-
-def batched_bench_rates(text: str, length: int, count: int) -> tuple[float, float]:
-    """Return the tokens per second of prompts and of decoding that `llama-batched-bench` printed.
-
-    Raises:
-        ValueError: the text has no row for ``count`` prompts of ``length`` tokens.
-    """
-    for line in text.splitlines():
-        cells = [each.strip() for each in line.strip().strip("|").split("|")]
-        if len(cells) == 10 and cells[0] == str(length) and cells[2] == str(count):
-            return float(cells[5]), float(cells[7])
-    raise ValueError(f"llama-batched-bench printed no row for {count} prompts of {length} tokens")
-
-
 class CTranslate2Engine:
     """The engine CTranslate2: `Generator.generate_batch` runs one static batch."""
 
@@ -478,7 +414,6 @@ ENGINES: dict[str, type[Engine]] = {
     "transformers": TransformersEngine,
     "llama.cpp": LlamaCppEngine,
     "ik_llama.cpp": IkLlamaCppEngine,
-    "batched-bench": BatchedBenchEngine,
     "ctranslate2": CTranslate2Engine,
 }
 

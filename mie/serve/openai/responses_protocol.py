@@ -17,16 +17,7 @@ from mie.serve.openai.protocol import (
     Temperature,
     TopP,
 )
-from mie.serve.openai.tools import (
-    OWN_TOOLS,
-    Choice,
-    Function,
-    FunctionName,
-    OtherTool,
-    SomeOwn,
-    TextGrammar,
-    kind_of_tool,
-)
+from mie.serve.openai.tools import Choice, Function, FunctionName, TextGrammar, ToolsOf
 from mie.text.messages import MOST_MESSAGES
 from mie.text.tools.definitions import MOST_TOOLS
 
@@ -208,21 +199,7 @@ class ResponsesRequest(Queued):
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], AtMost(16)] | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    tools: (
-        Annotated[
-            Items[
-                Annotated[
-                    Annotated[FunctionTool, Tag("function")]
-                    | Annotated[CustomTool, Tag("custom")]
-                    | Annotated[OtherTool, Tag("other")],
-                    Discriminator(kind_of_tool),
-                ]
-            ],
-            AtMost(MOST_TOOLS),
-            SomeOwn(OWN_TOOLS),
-        ]
-        | None
-    ) = None
+    tools: ToolsOf[FunctionTool, CustomTool] | None = None
     tool_choice: (
         Choice | Annotated[NamedFunction | AllowedFunctions, Field(discriminator="type")] | None
     ) = None

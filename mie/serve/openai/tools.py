@@ -14,6 +14,7 @@ from mie.serve.openai.formats import Schema, Text, TextFormat
 from mie.text.tools.definitions import MOST_TOOLS, NAME
 
 Own = TypeVar("Own", bound=Body)
+OfFunction, OfText = TypeVar("OfFunction"), TypeVar("OfText")
 
 OWN_TOOLS = ("function", "custom")
 """Types of the tools that a model is offered."""
@@ -151,11 +152,11 @@ def kind_of_tool(tool: Any) -> str:
     return "custom" if isinstance(tool, dict) and tool.get("type") == "custom" else "function"
 
 
-Tools = Annotated[
+ToolsOf = Annotated[
     Items[
         Annotated[
-            Annotated[Tool, Tag("function")]
-            | Annotated[CustomTool, Tag("custom")]
+            Annotated[OfFunction, Tag("function")]
+            | Annotated[OfText, Tag("custom")]
             | Annotated[OtherTool, Tag("other")],
             Discriminator(kind_of_tool),
         ]
@@ -163,6 +164,8 @@ Tools = Annotated[
     AtMost(MOST_TOOLS),
     SomeOwn(OWN_TOOLS),
 ]
+"""The tools of a dialect with these two types of its own."""
+Tools = ToolsOf[Tool, CustomTool]
 Choice = Literal["none", "auto", "required"]
 ToolChoice = (
     Choice
