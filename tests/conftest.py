@@ -18,13 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.internal.conjecture import providers
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 import tiny_models
 from emulated import QuickLauncher
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from mie.ops.blas import Blas
 from mie.ops_gpu import load

@@ -1,11 +1,11 @@
 """Test the sdist, the wheel and the editable install."""
 
 import os
-import sys
 import tarfile
 from pathlib import Path
 from zipfile import ZipFile
 
+import check_build
 import pytest
 from command_line import python
 
@@ -13,9 +13,6 @@ pytest.importorskip("hatchling")
 pytest.importorskip("hatch_fancy_pypi_readme")
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import check_build  # noqa: E402
 
 BACKEND = "import sys, hatchling.build; hatchling.build.{hook}(sys.argv[1])"
 

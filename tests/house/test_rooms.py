@@ -14,18 +14,14 @@ from pathlib import Path
 
 import pytest
 from deadlines import run
+from toml_files import read_toml
 
 import mie
 from mie.cli import COMMANDS
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 PACKAGE = Path(mie.__file__).parent
 ROOT = Path(__file__).parents[2]
-TOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+TOOLS = read_toml(ROOT / "pyproject.toml")["tool"]
 CONTRACTS = TOOLS["importlinter"]["contracts"]
 LAZY = {
     name

@@ -10,11 +10,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent.parent / "scripts"))
-
 import nvrtc_check
+import pytest
 
 from mie.base.cache_dir import CacheError
 from mie.errors import ConfigError, MieError, MissingExtraError

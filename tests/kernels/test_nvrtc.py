@@ -1,14 +1,9 @@
 """Check that every kernel compiles for every target with CuPy's options, within the ledger."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
-
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent.parent / "scripts"))
 
 import nvrtc_check
+import pytest
 from gpu.nvrtc_kernels import ENTRIES, SPILLS, Entry
 from nvrtc_check import Nvrtc, Usage, growth, limits, read_ledger
 

@@ -5,27 +5,22 @@ kernel.
 """
 
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from emulated import QuickLauncher, needs_compiler, plain_kernels
+from toml_files import read_toml
 
 from mie.ops_gpu.host.emulator import ORDERS
 from mie.ops_gpu.launcher import KernelFault
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ZOO = Path(__file__).with_name("zoo.cu")
 REPORTS = Path(__file__).parents[1] / "planted/zoo.toml"
 
 pytestmark = needs_compiler
 
-BUGS = tomllib.loads(REPORTS.read_text())
+BUGS = read_toml(REPORTS)
 
 
 @pytest.fixture(

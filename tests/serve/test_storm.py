@@ -5,22 +5,17 @@
 
 import asyncio
 import logging
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from audit import check_scheduler, engine_of
 from live_server import INVARIANT, live
+from serve_checks.storm import Storm, good_requests, malformed_payloads, slow_request
 
 from mie import AsyncLLM
 from mie.engine.watch.metrics import snapshot_of
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
-from serve_checks.storm import Storm, good_requests, malformed_payloads, slow_request
 
 KEY = "right-key"
 SOME, MANY = 30, pytest.param(120, marks=pytest.mark.slow)

@@ -12,15 +12,11 @@ from typing import Any
 import pytest
 from command_line import python
 from packaging.requirements import Requirement
+from toml_files import read_toml
 
 from mie.cli import doctor
 from mie.cli.doctor import BACKENDS, PATIENCE, TOPICS, Check, add_parser, ask, find_facts, run
 from mie.load import backends
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 GIB = 1 << 30
 GPUS = {
@@ -94,7 +90,7 @@ def test_another_kind_of_machine_is_noted(monkeypatch, name: str, value: str) ->
     assert "mie is made for Linux on x86-64 and aarch64" in python.value
 
 
-CASES = tomllib.loads(Path(__file__).with_name("doctor_cases.toml").read_text())["case"]
+CASES = read_toml(Path(__file__).with_name("doctor_cases.toml"))["case"]
 
 
 def facts_of(topic: str, changes: dict[str, Any]) -> dict[str, Any]:

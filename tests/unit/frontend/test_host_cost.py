@@ -2,15 +2,11 @@
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+from bench import host
 
 from mie import LLM, RequestOutputKind, SamplingParams, StructuredOutputsParams
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
-
-from bench import host
 
 NUM_REQUESTS = 64
 NUM_STEPS = 16  # each sequence gets one block in them

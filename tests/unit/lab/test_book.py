@@ -9,9 +9,6 @@ from itertools import accumulate, product
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
-
 from bench.book import foresight, plots, report, tiers
 
 ROOT = Path(__file__).parents[3]

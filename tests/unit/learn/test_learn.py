@@ -3,12 +3,12 @@
 import ast
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from threadpoolctl import threadpool_limits
+from toml_files import read_toml
 
 from mie.cli import main
 from mie.errors import ConfigError
@@ -19,16 +19,11 @@ from mie.learn.folder import RECORD, note_solved
 from mie.learn.probe import Broken
 from mie.learn.trial import Steps, Verdict, try_out
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 ROOT = Path(__file__).parents[3]
 TABLE = ROOT / "tests/planted/lessons.toml"
 MISTAKES = [
     {"step": int(step), **mistake}
-    for step, mistakes in tomllib.loads(TABLE.read_text(encoding="utf-8")).items()
+    for step, mistakes in read_toml(TABLE).items()
     for mistake in mistakes
 ]
 LEARN = ROOT / "mie/learn"

@@ -1,17 +1,12 @@
 """Check the protocol of the threads of the `jit` backend in every interleaving."""
 
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from interleavings import SOURCE, Case, Explorer, Violation
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from toml_files import read_toml
 
 pytest.importorskip("numba")
 
@@ -54,7 +49,7 @@ def test_the_protocol_keeps_its_promises_in_every_long_interleaving(name: str) -
 
 
 TABLE = Path(__file__).parents[2] / "planted/team.toml"
-MISTAKES = tomllib.loads(TABLE.read_text())["mistake"]
+MISTAKES = read_toml(TABLE)["mistake"]
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake["name"])

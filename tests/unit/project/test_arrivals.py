@@ -2,14 +2,10 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
-
 from bench import arrivals
 from bench.azure import read_azure
 

@@ -2,14 +2,10 @@
 
 import copy
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
-
 import same_bits
 
 ROOT = Path(same_bits.__file__).parents[1]

@@ -1,17 +1,13 @@
 """Check that the mutation ladder fits the current source. `scripts/mutate.py` runs the ladder."""
 
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
-
 import mutate
+import pytest
 from mutate import Mutant
 
 ROOT = Path(__file__).parents[3]

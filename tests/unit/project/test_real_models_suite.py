@@ -1,14 +1,10 @@
 """Compare predictions with recorded ones, as the scoreboard's suite of published models does."""
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from scripts.scoreboard.suites.real_models import Comparison
 

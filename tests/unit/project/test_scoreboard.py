@@ -3,14 +3,11 @@
 import hashlib
 import lzma
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from mie.errors import TokenizerError
 from scripts.scoreboard import inputs

@@ -3,17 +3,11 @@
 import json
 import re
 import runpy
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import python
-from emulated import needs_compiler
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
-
 from bench import cpu
 from bench.gpu import attention
 from bench.gpu import main as gpu_bench
@@ -21,6 +15,8 @@ from bench.gpu.device import DryDevice
 from bench.gpu.inputs import decode_inputs, prefill_inputs
 from bench.gpu.report import BenchReport
 from bench.gpu.shapes import TINY, TINY_PREFILL
+from command_line import python
+from emulated import needs_compiler
 from gpu import check as gpu_check
 from gpu import parts
 from gpu.page import beside_simulated
