@@ -42,7 +42,7 @@ import numpy as np
 
 from bench.azure import read_azure
 from bench.cpu import parse_settings
-from bench.harness import in_turn, machine, number, table, write_report
+from bench.harness import in_turn, machine, number, parser_of, table, write_report
 from bench.models import SHAPES, write_model
 from mie.base.stats.step import StepStats
 from mie.errors import MieError
@@ -294,11 +294,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        "benchmark.py arrivals",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("arrivals", __doc__)
     add = parser.add_argument
     add("--model", help="default: bundled, or Llama-3.2-1B with --device")
     add("--backend", default="auto")

@@ -44,7 +44,16 @@ from typing import Any
 
 from bench.child import Child, PeerError
 from bench.engines import FILE, GGUF_TYPES, EngineSpec
-from bench.harness import Spread, in_turn, machine, number, run_child, table, write_report
+from bench.harness import (
+    Spread,
+    in_turn,
+    machine,
+    number,
+    parser_of,
+    run_child,
+    table,
+    write_report,
+)
 from bench.models import BUNDLED, SHAPES, random_prompts, write_model
 from mie.checkpoint.config import load_model_config
 from mie.model.config import ModelConfig
@@ -311,11 +320,7 @@ class ModelBench:
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        "benchmark.py cpu",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("cpu", __doc__)
     names = [*KINDS, *(f"{family}-{kind}" for family in KINDS for kind in KINDS[family])]
     names += [*GGUF_TYPES, "ik_llama.cpp"]
     add = parser.add_argument

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Spread, in_turn, machine, run_child, table, write_report
+from bench.harness import Spread, in_turn, machine, parser_of, run_child, table, write_report
 from bench.speculate import questions_of
 from mie import LLM, SamplingParams
 
@@ -130,7 +130,7 @@ def load(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str]) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser("benchmark.py disk", description=__doc__.splitlines()[0])
+    parser = parser_of("disk", __doc__)
     parser.add_argument("what", choices=["restart", "beside", "load"])
     parser.add_argument("model")
     parser.add_argument("--tokens", type=int)

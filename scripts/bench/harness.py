@@ -5,6 +5,7 @@ It needs nothing but Python, because engines of other projects run under their o
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
@@ -24,6 +25,15 @@ TUNING = re.compile(
     "OPENBLAS_|MKL_|OMP_|GOMP_|KMP_|GOTO_|BLIS_|ONEDNN_|DNNL_|CT2_|ATEN_|GGML_"
     "|PYTHONDONTWRITEBYTECODE"
 )
+
+
+def parser_of(name: str, text: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the options of a benchmark. The text is in its help."""
+    return argparse.ArgumentParser(
+        f"benchmark.py {name}",
+        description=text,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 def user_environment() -> dict[str, str]:

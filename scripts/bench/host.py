@@ -18,7 +18,6 @@ computes. With --compare, another checkout of mie is measured in turns, each in 
 own, and the figures are the least of the rounds.
 """
 
-import argparse
 import asyncio
 import gc
 import json
@@ -29,7 +28,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bench.harness import ROOT, in_turn, machine, run_child, table, write_report
+from bench.harness import ROOT, in_turn, machine, parser_of, run_child, table, write_report
 
 WINDOW = 16
 """Steps in a window: each sequence gets one block in it."""
@@ -256,11 +255,7 @@ def measure(request: Mapping[str, Any]) -> dict[str, float]:
 
 def main(argv: Sequence[str]) -> None:
     """Measure, and print and write the tables."""
-    parser = argparse.ArgumentParser(
-        "benchmark.py host",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("host", __doc__)
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--paths", nargs="+", choices=PATHS, default=PATHS, metavar="PATH")
     parser.add_argument("--rounds", type=int, default=3)

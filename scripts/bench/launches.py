@@ -10,7 +10,6 @@ least of the steps. "eager" steps are launched kernel by kernel, and "captured" 
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness import machine, table
+from bench.harness import machine, parser_of, table
 from bench.models import LLAMA
 from mie.config.engine import EngineConfig
 from mie.config.params.sampling import SamplingParams
@@ -142,11 +141,7 @@ def measure(gpu: FreeGpu, engine: Engine, num_decodes: int, num_steps: int) -> t
 
 def main(argv: Sequence[str]) -> None:
     """Measure, and print a table."""
-    parser = argparse.ArgumentParser(
-        "benchmark.py launches",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("launches", __doc__)
     add = parser.add_argument
     add("--decodes", type=int, nargs="+", default=[0, 8, 64])
     add("--layers", type=int, default=22)

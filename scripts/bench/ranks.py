@@ -7,14 +7,13 @@ All sides are loaded at once, and take turns. The CPU seconds are of all process
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Spread, in_turn, machine, table, write_report
+from bench.harness import Spread, in_turn, machine, parser_of, table, write_report
 from mie import LLM, SamplingParams
 
 PROMPT_TOKENS = 256
@@ -66,7 +65,7 @@ class Side:
 
 def main(argv: Sequence[str]) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser("benchmark.py ranks", description=__doc__.splitlines()[0])
+    parser = parser_of("ranks", __doc__)
     parser.add_argument("model")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)

@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.harness import ROOT, in_turn, machine, run_child, table, write_report
+from bench.harness import ROOT, in_turn, machine, parser_of, run_child, table, write_report
 
 
 class Shape(NamedTuple):
@@ -246,11 +246,7 @@ def with_step(found: Seconds, layers: int) -> Seconds:
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        "benchmark.py rows",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("rows", __doc__)
     add = parser.add_argument
     add("--models", nargs="+", choices=SHAPES, default=["SmolLM2-135M"], metavar="NAME")
     add("--forms", nargs="+", choices=FORMS, default=["Q4_1", "Q8_0", "BF16"], metavar="NAME")

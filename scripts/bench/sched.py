@@ -17,7 +17,6 @@ Each figure comes from a fresh process, because memory that an
 earlier engine left behind would change it.
 """
 
-import argparse
 import gc
 import json
 import statistics
@@ -29,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.harness import Spread, machine, run_child, table, write_report
+from bench.harness import Spread, machine, parser_of, run_child, table, write_report
 from mie.config.engine import EngineConfig
 from mie.config.params.sampling import SamplingParams
 from mie.engine.engine import Engine
@@ -227,11 +226,7 @@ MEASURES: dict[str, Callable[[int], Any]] = {
 
 def main(argv: Sequence[str]) -> None:
     """Measure, print, and write the results. Milliseconds are medians of the rounds."""
-    parser = argparse.ArgumentParser(
-        "benchmark.py sched",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("sched", __doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", metavar="PREFIX", help="write PREFIX.json and PREFIX.md")
     args = parser.parse_args(argv)

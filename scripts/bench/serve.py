@@ -36,7 +36,7 @@ from typing import Any
 
 from bench.child import Child
 from bench.engines import EngineSpec
-from bench.harness import ROOT, Spread, machine, user_environment
+from bench.harness import ROOT, Spread, machine, parser_of, user_environment
 from bench.models import BUNDLED, SHAPES, write_model
 from mie import LLM, RequestOutputKind, SamplingParams
 
@@ -286,11 +286,7 @@ def print_latencies(llm: LLM, port: int) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """Measure each model."""
-    parser = argparse.ArgumentParser(
-        "benchmark.py serve",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("serve", __doc__)
     add = parser.add_argument
     add("--models", nargs="+", choices=[*SHAPES, BUNDLED], default=[BUNDLED, "SmolLM2-135M"])
     add("--servers", nargs="+", choices=SERVERS, default=[*SERVERS])

@@ -35,7 +35,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Spread, in_turn, machine, table, write_report
+from bench.harness import Spread, in_turn, machine, parser_of, table, write_report
 from mie import LLM, SamplingParams
 
 OF_SPEC_BENCH = ("translation", "summarization", "qa", "math_reasoning", "rag")
@@ -317,11 +317,7 @@ def row_costs(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str]) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        "benchmark.py speculate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("speculate", __doc__)
     parser.add_argument("model")
     parser.add_argument("--questions", help="JSON lines of Spec-Bench, plain or .xz")
     parser.add_argument("--code", action="store_true", help="ask about Python's own library")

@@ -8,14 +8,13 @@ text of each ``--model``. For a model, the least CPU time of as many more proces
 the launch to the end. Other programs change it less than they change the other figures.
 """
 
-import argparse
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 
-from bench.harness import ROOT, Spread, machine, user_environment
+from bench.harness import ROOT, Spread, machine, parser_of, user_environment
 
 PROMPT = "Tell me a story about Mia the fox, the old mill and a silver bell."
 COMMANDS = {
@@ -63,7 +62,7 @@ def seconds_to_first_byte(arguments: list[str]) -> float:
 
 def main(argv: Sequence[str]) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser("benchmark.py start", description=__doc__.splitlines()[0])
+    parser = parser_of("start", __doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--model", action="append", default=[], help="a model or a GGUF file")
     args = parser.parse_args(argv)

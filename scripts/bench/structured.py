@@ -15,7 +15,6 @@
 SmolLM2-135M has its published shape, random weights and a synthetic tokenizer.
 """
 
-import argparse
 import random
 import statistics
 import tempfile
@@ -27,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness import Spread, in_turn
+from bench.harness import Spread, in_turn, parser_of
 from bench.models import write_model, write_tokenizer
 from mie import LLM, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from mie.base.stats.step import StepStats
@@ -238,9 +237,7 @@ def measure_forced(rounds: int) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """Run the parts."""
-    parser = argparse.ArgumentParser(
-        "benchmark.py structured", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = parser_of("structured", __doc__)
     parts = ("steps", "masks", "forced")
     parser.add_argument("--parts", nargs="+", default=parts, choices=parts)
     parser.add_argument("--models", nargs="+", default=["bundled", "SmolLM2-135M"])

@@ -11,7 +11,6 @@ in that directory.
 `python scripts/benchmark.py plots docs/book` draws the plots.
 """
 
-import argparse
 import json
 import os
 import re
@@ -35,6 +34,7 @@ from bench.book import (
     tiers,
 )
 from bench.book.chapter import Chapter, Result, Scale
+from bench.harness import parser_of
 
 CHAPTERS: Mapping[str, Chapter] = MappingProxyType(
     {
@@ -161,11 +161,7 @@ def update_summary(file: Path, directory: Path) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """Run the chapters that the command line names."""
-    parser = argparse.ArgumentParser(
-        "benchmark.py book",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("book", __doc__)
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help=f"chapters: {', '.join(CHAPTERS)}")
     add("--scale", choices=("full", "small"), default="full", help="small: a look within seconds")

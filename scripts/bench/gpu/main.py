@@ -9,7 +9,6 @@ Where CuPy cannot capture a graph, the calls are launched one by one. Each engin
 part has its own process. A row that does not run says why. Results are written after every row.
 """
 
-import argparse
 import functools
 import sys
 import time
@@ -35,6 +34,7 @@ from bench.gpu.shapes import (
     TINY_PREFILL,
     UNIFORM,
 )
+from bench.harness import parser_of
 from mie.errors import MieError
 from mie.ops_gpu.environment import library_facts
 
@@ -100,7 +100,7 @@ def device_state(device: Device, is_dry_run: bool) -> dict[str, Any]:
 
 def main(argv: Sequence[str]) -> int:
     """Measure, print, and write the results. Return 1 if a row failed, else 0."""
-    parser = argparse.ArgumentParser("benchmark.py gpu", description=(__doc__ or "").split("\n")[0])
+    parser = parser_of("gpu", __doc__)
     add = parser.add_argument
     add("--output", metavar="PREFIX", help="write PREFIX.json and PREFIX.md")
     add("--seconds", type=float, default=300, help="start no row after this time")
