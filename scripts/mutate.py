@@ -102,7 +102,12 @@ def read_ladder() -> tuple[tuple[Rung, ...], tuple[Mutant, ...]]:
         Rung(name=rung["name"], rooms=tuple(rung["rooms"]), files=tuple(rung["files"]))
         for rung in table["rung"]
     )
-    return rungs, tuple(Mutant(**mutant) for mutant in table["mutant"])
+    mutants = tuple(
+        Mutant(name=name, page=rule["page"], section=rule["section"], path=rule["path"], **mutant)
+        for rule in table["rule"]
+        for name, mutant in rule["mutants"].items()
+    )
+    return rungs, mutants
 
 
 RUNGS, MUTANTS = read_ladder()
