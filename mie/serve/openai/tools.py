@@ -14,7 +14,8 @@ from mie.serve.openai.formats import Schema, Text, TextFormat
 from mie.text.tools.definitions import MOST_TOOLS, NAME
 
 Own = TypeVar("Own", bound=Body)
-OfFunction, OfText = TypeVar("OfFunction"), TypeVar("OfText")
+OfFunction = TypeVar("OfFunction")
+OfText = TypeVar("OfText")
 
 OWN_TOOLS = ("function", "custom")
 """Types of the tools that a model is offered."""
