@@ -42,6 +42,7 @@ NOT_RUN = {
     r"^python scripts/(?!benchmark\.py$)|^mie sim cluster|^mie doctor --compile": "takes minutes",
     r"^mie learn check": "needs a learner's answer; test_learn.py runs it",
     r"^python (examples|docs/tutorial)/": "test_examples.py and test_tutorial.py run it",
+    r"^python microserve\.py": "test_microserve.py runs it",
 }
 """Expressions over the commands that are not run, and the reasons."""
 
