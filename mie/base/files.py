@@ -83,6 +83,15 @@ def digest_of(path: Path, digest: "hashlib._Hash | hashlib.blake2b") -> str:
     return digest.hexdigest()
 
 
+def is_unwritable(stream: TextIO) -> bool:
+    """Return whether the output that waits in a stream cannot be written."""
+    try:
+        stream.flush()
+    except OSError:
+        return True
+    return False
+
+
 def without_bom(data: bytes) -> bytes:
     """Return the data of a UTF-8 text without the byte order mark that some editors write."""
     return data.removeprefix(codecs.BOM_UTF8)

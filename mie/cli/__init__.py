@@ -12,8 +12,10 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+from mie.base.files import is_unwritable
 from mie.base.logs import logging_to_stderr
 from mie.base.version import __version__
 from mie.cli.parser import ROWS, Parser, declared, epilog_of, shows_help
@@ -36,14 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(argv)
         sys.stdout.flush()  # while errors can still be caught
     except BrokenPipeError:
-        return _output_is_gone(EXIT_CLOSED_PIPE)
+        code = EXIT_CLOSED_PIPE
     except KeyboardInterrupt:
-        print("mie: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except MieError as error:
-        return _failed(error)
-    except OSError as error:  # a full disk, a file that cannot be read
-        return _output_is_gone(_failed(error))
+        _say("mie: interrupted")
+        code = EXIT_INTERRUPTED
+    except (MieError, OSError) as error:  # a full disk, a file that cannot be read
+        code = _failed(error)
+    _discard_unwritable()
     return code
 
 
@@ -91,11 +92,18 @@ def _failed(error: Exception) -> int:
     message = str(error)
     if isinstance(error, OSError):
         message = message.removeprefix(f"[Errno {error.errno}] ")
+        if is_unwritable(sys.stdout):
+            message = f"standard output cannot be written: {message}"
     if not isinstance(error, TooLittleMemoryError):  # its message is a table
         # A message may quote a file, and control characters must not reach the terminal.
         message = "".join(x if x.isprintable() else " " if x == "\n" else "?" for x in message)
-    print(f"mie: error: {message}", file=sys.stderr)
+    _say(f"mie: error: {message}")
     return EXIT_ERROR
+
+
+def _say(line: str) -> None:
+    with suppress(OSError):  # a full disk
+        print(line, file=sys.stderr)
 
 
 def _make_streams_safe() -> None:
@@ -108,9 +116,10 @@ def _make_streams_safe() -> None:
             stream.reconfigure(errors="replace")
 
 
-def _output_is_gone(code: int) -> int:
-    """Return ``code`` after redirecting output, so that Python's flush at exit cannot fail."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
-    return code
+def _discard_unwritable() -> None:
+    """Redirect streams with output that cannot be written, so that Python's end cannot fail."""
+    for stream in (sys.stdout, sys.stderr):
+        if is_unwritable(stream):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)

@@ -34,6 +34,7 @@ from mie.cli.terminal import (
     read_message,
 )
 from mie.config.adapters import lora_modules_of
+from mie.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from mie.config.params.sampling import SamplingParams
@@ -89,13 +90,19 @@ def talk(args: argparse.Namespace, editor: ReadLine | None) -> int:
     Raises:
         KeyboardInterrupt: Ctrl-C came while the model loaded, or ended the answer to ``--prompt``.
     """
-    if args.positional_model and args.model == DEFAULT_MODEL:
+    if args.positional_model is not None:
+        if args.model not in (DEFAULT_MODEL, args.positional_model):
+            raise ConfigError(
+                f"MODEL is {args.positional_model} and --model is {args.model}; give one of them"
+            )
         args.model = args.positional_model
     sampling_params(args)  # refuse bad values before the model is loaded
     lora_of(args)
     look = Look.of(args.markdown, args.reasoning)
     if args.prompt == "-":
         args.prompt = read_all_from_pipe()
+    if args.prompt is not None and not args.prompt.strip():
+        raise RequestError("the prompt is empty; give it some text")
     with ExitStack() as stack:
         chat = _new_chat(args, stack, look, editor is not None)
         if editor is not None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from mie.base.files import read_utf8
+from mie.base.files import is_unwritable, read_utf8
 from mie.cli.parser import KINDS, add_argument, arguments_of, did_you_mean
 from mie.config.adapters import LoRARequest, lora_modules_of
 from mie.config.arguments import given
@@ -164,7 +164,12 @@ def llm_with_trace(args: argparse.Namespace, **more: Any) -> Iterator[LLM]:
     with trace_file(args.trace) as file, warnings.catch_warnings():
         if file is not None:
             warnings.simplefilter("ignore", UserWarning)  # `trace_failed` reports it
-        llm = load_llm(args, file, **more)
+        try:
+            llm = load_llm(args, file, **more)
+        except OSError as error:
+            if file is None or not is_unwritable(file):
+                raise
+            raise ConfigError(f"cannot write --trace {args.trace}: {error.strerror}") from error
         try:
             yield llm
         finally:

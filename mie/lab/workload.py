@@ -227,7 +227,9 @@ class Workload:
         try:
             text = read_utf8(path)
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read the workload {path}: {error}") from error
+            raise ConfigError(
+                f"cannot read the workload {path}: {getattr(error, 'strerror', None) or error}"
+            ) from error
         return _located(str(path), partial(cls.from_json, text))
 
 

@@ -119,7 +119,14 @@ def test_a_torn_line_is_cut_be_it_the_first_or_not(files: Files, expected, num_w
         ("a file of somebody's\n", "line 1 is not JSON"),
         ('{"custom_id": "a", "resp\n{"custom_id": "b"}\n', "line 1 is not JSON: "),
         ('{"custom_id": "a", "resp\n{"custom_id": "b"}\n', "delete the line, and its request is"),
-        ('{"custom_id": "a"}\n{"x": 1}', "line 2 has no custom_id; choose another OUT"),
+        (
+            '{"custom_id": "a", "response": {}}\n{"response": {}}',
+            "line 2 is no record of an answer",
+        ),
+        (
+            json.dumps(LINES[0]) + "\n",
+            "line 1 is no record of an answer: it needs a custom_id and a response",
+        ),
     ],
 )
 def test_an_out_that_is_no_file_of_records_is_left_as_it_is(files: Files, capsys, text, message):

@@ -301,7 +301,7 @@ def test_a_full_disk_gives_one_line() -> None:
     with open("/dev/full", "wb") as full, start("generate", *GREEDY, "Hi", stdout=full) as process:
         errors = process.stderr.read().decode()
         assert process.wait(PATIENCE) == 2
-    assert errors == "mie: error: No space left on device\n"
+    assert errors == "mie: error: standard output cannot be written: No space left on device\n"
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """The file of records that a run of `mie batch` continues."""
 
 import fcntl
+import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
@@ -23,8 +25,10 @@ def continued(path: str) -> Iterator[tuple[BinaryIO, set[str]]]:
     try:
         file = open(path, "a+b")  # noqa: SIM115  # closed below
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
     with file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # reading it may never end
+            raise ConfigError(f"cannot write {path}: it is not a regular file")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -40,14 +44,18 @@ def _finished(file: BinaryIO, path: str) -> set[str]:
         if torn is not None:
             raise RequestError(f"{torn} (delete the line, and its request is answered again)")
         try:
-            key = json_object(raw, f"{path}, line {number}").get("custom_id")
+            record = json_object(raw, f"{path}, line {number}")
         except RequestError as error:
             if raw.strip(b"\0\r\n")[:1] not in (b"", b"{"):  # a lost block is full of zeros
                 raise
             torn = error
             continue
-        if not isinstance(key, str):
-            raise RequestError(f"{path}, line {number} has no custom_id; choose another OUT")
+        key = record.get("custom_id")
+        if not isinstance(key, str) or "response" not in record:
+            raise RequestError(
+                f"{path}, line {number} is no record of an answer: it needs a custom_id and a "
+                "response; choose another OUT"
+            )
         if raw.endswith(b"\n"):
             done.add(key)
             size += len(raw)
