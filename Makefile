@@ -15,6 +15,7 @@ demo: $(VENV)/.installed
 	  "Tell me a story about Tom the owl, the lake and a kite." \
 	  "Tell me a story about Nora the hedgehog and her friend Hugo the tiger, the lighthouse and an umbrella." \
 	  "Once upon a time"
+	@echo "Next: $(BIN)/mie learn start lessons"
 
 # A worker that ends for any reason ends the run, because pytest-xdist 3.8 may hang after replacing one.
 WORKERS := -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0

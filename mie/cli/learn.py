@@ -1,6 +1,7 @@
 """Implement ``mie learn``: exercises that build an engine, and checks that name the mistake."""
 
 import argparse
+import sys
 import textwrap
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from mie.base.reprs import count
 from mie.cli.parser import Commands, declared
 from mie.errors import ConfigError, printable
 from mie.learn.check import check
-from mie.learn.exercises import exercise_of, page_of
+from mie.learn.exercises import exercise_of, page_of, page_without_holes, program
 from mie.learn.folder import note_solved, start, states
 
 WIDTH = 96
@@ -20,6 +21,7 @@ def add_parser(commands: Commands) -> None:
         "start": _start,
         "check": _check,
         "next": _next,
+        "read": _read,
         "hint": _hint,
         "solution": _solution,
         "status": _status,
@@ -29,13 +31,19 @@ def add_parser(commands: Commands) -> None:
 
 def _start(args: argparse.Namespace) -> int:
     """Write the files, and print the first thing to do."""
+    if not args.folder:
+        raise ConfigError("the folder has no name; name one, such as lessons")
     folder = Path(args.folder).expanduser()
     written, kept = start(folder)
     print(f"{folder}: {count(len(written), 'exercise')} written", end="")
-    print(f", {count(len(kept), 'file')} left as they were" if kept else "")
-    print(f"Begin with {folder / 'step_1.py'}; its first lines name the page to read.")
-    print(f"Then: mie learn check {folder / 'step_1.py'}")
+    were = "it was" if len(kept) == 1 else "they were"
+    print(f", {count(len(kept), 'file')} left as {were}" if kept else "")
+    print(f"Next: {program()} learn next{_words(folder)}")
     return 0
+
+
+def _words(folder: Path) -> str:
+    return "" if folder == Path() else f" {folder}"
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -43,6 +51,9 @@ def _check(args: argparse.Namespace) -> int:
     if args.timeout <= 0:
         raise ConfigError(f"--timeout must be more than 0; got {args.timeout:g}")
     path = Path(args.file).expanduser()
+    if args.file.isdecimal() and not path.exists():
+        name = exercise_of(args.file).name
+        path = next((each for each in (Path(name), Path("lessons", name)) if each.is_file()), path)
     verdict = check(path, args.timeout)
     if verdict["printed"]:
         print("It printed:")
@@ -54,10 +65,10 @@ def _check(args: argparse.Namespace) -> int:
     if verdict["is_solved"]:
         note_solved(path)
         is_last = all(state.is_solved for state in states(path.parent))
-        folder = "" if path.parent == Path() else f" {path.parent}"
-        print(
-            "All nine exercises are solved." if is_last else f"Go on with: mie learn next{folder}"
-        )
+        next_one = f"Go on with: {program()} learn next{_words(path.parent)}"
+        print("All nine exercises are solved." if is_last else next_one)
+    elif verdict.get("right"):
+        note_solved(path, ", ".join(verdict["right"]))
     return 0 if verdict["is_solved"] else 1
 
 
@@ -70,20 +81,38 @@ def _next(args: argparse.Namespace) -> int:
         return 0
     exercise = state.exercise
     print(f"Exercise {exercise.number}: {exercise.title} ({state.words})")
-    print(f"  read   {page_of(exercise)}")
+    path, python = folder / exercise.name, Path(sys.executable)
+    if python.is_relative_to(Path.cwd()):
+        python = python.relative_to(Path.cwd())
+    print(f"  page   {page_of(exercise)}")
+    print(f"  read   {program()} learn read {exercise.number}    (the page without the solution)")
     print(f"  write  {', '.join(exercise.holes)}")
-    print(f"  file   {folder / exercise.name}")
-    print(f"  check  mie learn check {folder / exercise.name}")
+    print(f"  file   {path}")
+    print(f"  check  {program()} learn check {path}")
+    print(f"  run    {python} {path}")
+    return 0
+
+
+def _read(args: argparse.Namespace) -> int:
+    """Print the page of an exercise without the functions to write."""
+    print(page_without_holes(exercise_of(args.exercise)), end="")
     return 0
 
 
 def _hint(args: argparse.Namespace) -> int:
-    """Print the hints of an exercise, or of one function."""
+    """Print the first hint of each function, or all hints of one function."""
     exercise = exercise_of(args.exercise)
-    for hole, hints in exercise.hints.items():
+    name = args.function
+    holes = [hole for hole in exercise.holes if name in (None, hole, hole.rpartition(".")[2])]
+    if not holes:
+        raise ConfigError(f"{name!r} is not one of {', '.join(exercise.holes)}")
+    for hole in holes:
         print(hole)
-        for hint in hints:
+        hints = exercise.hints[hole]
+        for hint in hints if name else hints[:1]:
             print(textwrap.fill(hint, WIDTH, initial_indent="  - ", subsequent_indent="    "))
+        if not name and len(hints) > 1:
+            print(f"    more: {program()} learn hint {exercise.number} {hole}")
     return 0
 
 

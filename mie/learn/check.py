@@ -8,7 +8,7 @@ from typing import Any
 
 from mie.base.commands import CommandError, NoAnswerError, run_command
 from mie.errors import ConfigError
-from mie.learn.exercises import exercise_of
+from mie.learn.exercises import exercise_of, program
 
 PATIENCE = 10.0
 """Seconds for the process to start and to report, in addition to the trial."""
@@ -31,7 +31,9 @@ def check(path: Path, timeout: float) -> dict[str, Any]:
     """
     exercise = exercise_of(path.name)
     if not path.is_file():
-        raise ConfigError(f"{path} does not exist; mie learn start DIR writes the exercises")
+        raise ConfigError(
+            f"{path} does not exist; {program()} learn start DIR writes the exercises"
+        )
     command = [sys.executable, "-W", "ignore", "-c", _CHILD, "\n".join(sys.path)]
     environment = {**os.environ, **dict.fromkeys(_ONE_THREAD, "1")}
     lines = []

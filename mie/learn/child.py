@@ -39,7 +39,11 @@ def main(path: str, timeout: str) -> None:
 
 
 def _verdict(path: str, timeout: float) -> Verdict:
-    exercise, source = exercise_of(path), Path(path).read_text(encoding="utf-8")
+    exercise = exercise_of(path)
+    try:
+        source = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        return Verdict(lines=[f"{exercise.name} is not UTF-8: {error.reason} at {error.start}."])
     sys.path.append(str(Path(path).parent))  # modules of the learner's own
     signal.signal(signal.SIGALRM, _raise_late)
     try:

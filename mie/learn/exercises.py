@@ -2,6 +2,9 @@
 
 import ast
 import json
+import re
+import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +104,34 @@ def exercise_of(word: str) -> Exercise:
             or Path(word).name == each.name
         ):
             return each
-    raise ConfigError(f"{word!r} is no exercise; the files are step_1.py to step_9.py")
+    raise ConfigError(f"{word!r} is not an exercise; the files are step_1.py to step_9.py")
+
+
+def program() -> str:
+    """Return the words that call ``mie`` as it was called now."""
+    called = sys.argv[0]
+    if Path(called).name == "__main__.py":
+        return f"{sys.executable} -m mie"
+    found = shutil.which("mie")
+    is_other = Path(called).name == "mie" and (not found or not Path(called).samefile(found))
+    return called if is_other else "mie"
+
+
+def page_without_holes(exercise: Exercise) -> str:
+    """Return the page of an exercise, without the code of the functions to write.
+
+    Raises:
+        ConfigError: mie runs from a wheel, which has no pages.
+    """
+    page = (_STEPS / exercise.name).with_suffix(".md")
+    if not page.is_file():
+        raise ConfigError(f"the page is {page_of(exercise)}")
+    text = page.read_text(encoding="utf-8")
+    for hole in exercise.holes:
+        name = hole.rpartition(".")[2]
+        code = rf"(?ms)^( *)def {name}\(.*?(?=^\1\S|^```)"
+        text = re.sub(code, rf"\1def {name}(...):  # you write this function\n", text)
+    return text
 
 
 def open_holes(exercise: Exercise, source: str) -> list[tuple[str, int]]:

@@ -1,12 +1,14 @@
 """Keep a folder of a learner: the files of the exercises, and the solved files."""
 
+import ast
 import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from mie.base.reprs import count
 from mie.errors import ConfigError
-from mie.learn.exercises import Exercise, exercises, open_holes
+from mie.learn.exercises import Exercise, exercises, functions, open_holes, program
 
 RECORD = ".mie-learn.json"
 """File with the digest of each solved file, by name."""
@@ -28,8 +30,11 @@ def start(folder: Path) -> tuple[list[str], list[str]]:
     A file that is there is never written.
 
     Raises:
+        ConfigError: the folder is a file.
         OSError: the folder or a file cannot be written.
     """
+    if folder.is_file():
+        raise ConfigError(f"{folder} is a file; name a folder")
     folder.mkdir(parents=True, exist_ok=True)
     written, kept = [], []
     for each in exercises():
@@ -43,14 +48,14 @@ def start(folder: Path) -> tuple[list[str], list[str]]:
     return written, kept
 
 
-def note_solved(path: Path) -> None:
-    """Note that a file was solved in its present form.
+def note_solved(path: Path, part: str = "") -> None:
+    """Note that a file was solved in its present form, or the functions of ``part``.
 
     Raises:
         OSError: the file cannot be read, or the note cannot be written.
     """
     record = _record(path.parent)
-    record[path.name] = _digest(path)
+    record[f"{path.name} {part}".strip()] = _digest(path)
     text = json.dumps(record, indent=2) + "\n"
     (path.parent / RECORD).write_text(text, encoding="utf-8")
 
@@ -61,8 +66,14 @@ def states(folder: Path) -> list[State]:
     Raises:
         ConfigError: the folder has no exercise.
     """
+    if folder.is_file():
+        raise ConfigError(f"{folder} is a file; its folder is {folder.parent}")
     if not any((folder / each.name).exists() for each in exercises()):
-        raise ConfigError(f"{folder} has no exercises; mie learn start {folder} writes them")
+        other = folder / "lessons"
+        seen = f"{folder} has no exercises; "
+        if (other / "step_1.py").exists():
+            raise ConfigError(f"{seen}{other} has: name it")
+        raise ConfigError(f"{seen}{program()} learn start {other} writes them into a folder")
     record = _record(folder)
     return [_state(each, folder / each.name, record) for each in exercises()]
 
@@ -75,11 +86,17 @@ def _state(exercise: Exercise, path: Path, record: dict[str, str]) -> State:
     if exercise.name in record:
         return State(exercise, "changed since it was solved", False)
     try:
-        num_open = len(open_holes(exercise, path.read_text(encoding="utf-8")))
-    except (SyntaxError, UnicodeDecodeError):
+        source = path.read_text(encoding="utf-8")
+        num_open, found = len(open_holes(exercise, source)), dict(functions(ast.parse(source)))
+    except (SyntaxError, ValueError):
         return State(exercise, "not Python", False)
-    num_all = len(exercise.holes)
-    words = f"{num_open} of {num_all} to write" if num_open else "written, not solved"
+    num_missing = len({*exercise.holes} - {*found})
+    if num_missing:
+        missing = count(num_missing, "function")
+        return State(exercise, f"{missing} {'is' if num_missing == 1 else 'are'} missing", False)
+    words = f"{num_open} of {len(exercise.holes)} to write" if num_open else "written, not solved"
+    right = [k for k, v in record.items() if k.startswith(f"{path.name} ") and v == _digest(path)]
+    words += f"; right: {right[0].partition(' ')[2]}" if right and num_open else ""
     return State(exercise, words, False)
 
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 from mie.learn.checks import CHECKS
-from mie.learn.exercises import Exercise, exercises, open_holes
+from mie.learn.exercises import Exercise, exercises, open_holes, program
 from mie.learn.probe import Broken
 
 FOX = "Once there was a fox named Ruby"
@@ -44,6 +44,8 @@ class Verdict:
     """The name of the first rule that is broken."""
     lines: list[str] = field(default_factory=list)
     """The report, one paragraph a line."""
+    right: list[str] = field(default_factory=list)
+    """The functions that keep all rules, while others are open."""
 
 
 class Steps:
@@ -184,7 +186,7 @@ class Scenario:
             running = [
                 seq for seq in (fox, owl)[: 1 + (number > 1)] if len(seq.tokens) < seq.max_tokens
             ]
-            batch = [(seq, min(5, len(seq.tokens) - seq.num_computed)) for seq in running]
+            batch = [(seq, min(4, len(seq.tokens) - seq.num_computed)) for seq in running]
             if batch and all(
                 count > 0 and pool.grow(s, s.num_computed + count) for s, count in batch
             ):
@@ -312,6 +314,10 @@ def failure(error: BaseException, path: str) -> list[str]:
     for frame in frames[-MAX_FRAMES:]:
         lines += [f"  line {frame.lineno}, in {frame.name}", f"    {(frame.line or '').strip()}"]
     message = str(error).strip()
+    if type(error).__name__ == "BdbQuit":
+        message = "a check has no debugger; remove breakpoint(), or run the file itself"
+    if not lines:
+        lines = ["  in the check, which reads the results of your functions"]
     return [*lines, f"  {type(error).__name__}{': ' * bool(message)}{message[:300]}"]
 
 
@@ -331,12 +337,15 @@ def try_out(steps: Steps, exercise: Exercise, source: str, path: str) -> Verdict
         return Verdict(lines=[f"{name} is not Python: line {error.lineno}: {error.msg}: {shown}"])
     except Exception as error:
         return Verdict(lines=[f"{name} cannot be loaded.", *failure(error, path)])
-    missing = [hole for hole in exercise.holes if not _has(module, hole)]
+    given = ast.parse(exercise.solution()).body
+    names = [x.name for x in given if isinstance(x, ast.ClassDef | ast.FunctionDef)]
+    missing = [each for each in [*exercise.holes, *names] if not _has(module, each)]
     if missing:
-        return Verdict(lines=[f"{name} has no {' and no '.join(missing)}; keep the names."])
+        seen = " and no ".join(dict.fromkeys(missing[:3]))
+        return Verdict(lines=[f"{name} has no {seen}; keep the given names."])
+    if holes:
+        return _partial(steps, exercise, module, [*holes], path)
     broken, trouble = _broken(steps, exercise, module)
-    if holes and (broken or isinstance(trouble, NotImplementedError)):
-        return Verdict(False, broken.rule if broken else None, _unwritten(exercise, holes, broken))
     scenario = Scenario(steps, module, exercise.number)
     crash = None
     try:
@@ -350,7 +359,7 @@ def try_out(steps: Steps, exercise: Exercise, source: str, path: str) -> Verdict
     if difference:
         lines = [f"{name}: a token differs from the oracle's.", *difference]
     elif not crash and not trouble:
-        lines = [f"{name}: the tokens are right, and a rule is broken."]
+        lines = [f"{name}: the tokens of this run equal the oracle's, but a rule is broken."]
     else:
         lines = [f"{name} fails.", *failure(crash or trouble or AssertionError(), path)]
     if broken:
@@ -358,10 +367,10 @@ def try_out(steps: Steps, exercise: Exercise, source: str, path: str) -> Verdict
     elif trouble and difference:
         lines += ["In a small situation of the check, your code fails:", *failure(trouble, path)]
     elif not trouble and not crash:
-        lines.append(
-            "Every rule that the check knows is kept, so the mistake is a rare one. Compare"
+        seen = (
+            "The check does not know this mistake: every rule that it knows is kept. Compare your"
         )
-        lines[-1] += f" your code with the solution: mie learn solution {exercise.number}"
+        lines.append(f"{seen} code with the solution: {program()} learn solution {exercise.number}")
     lines.append(f"Page: {exercise.page}")
     return Verdict(False, broken.rule if broken else None, lines)
 
@@ -392,17 +401,35 @@ def _sentences(exercise: Exercise, broken: Broken) -> list[str]:
     return [f"Seen: {broken.seen}", f"Rule ({broken.rule}): {must}"]
 
 
-def _unwritten(
-    exercise: Exercise, holes: list[tuple[str, int]], broken: Broken | None
-) -> list[str]:
+def _partial(
+    steps: Steps, exercise: Exercise, module: ModuleType, holes: list[tuple[str, int]], path: str
+) -> Verdict:
+    """Check the functions that are written. The solution's functions fill the holes."""
     names = [f"{hole} (line {line})" for hole, line in holes]
-    done = [hole for hole in exercise.holes if hole not in dict(holes)]
-    lines = [
-        f"{exercise.name} has {len(holes)} of {len(exercise.holes)} functions to write: "
-        f"{', '.join(names)}."
-    ]
+    right = [hole for hole in exercise.holes if hole not in dict(holes)]
+    lines = [f"{exercise.name} has {len(holes)} of {len(exercise.holes)} functions to write: "]
+    lines[0] += f"{', '.join(names)}."
+    page = f"Page: {exercise.page}"
+    if not right:
+        return Verdict(lines=[*lines, page])
+    for hole, _ in holes:
+        _fill(module, steps.modules[exercise.number], hole)
+    broken, trouble = _broken(steps, exercise, module)
     if broken:
-        lines = [f"{exercise.name} breaks a rule.", *_sentences(exercise, broken), *lines]
-    elif done:
-        lines.append(f"So far no rule is broken by {', '.join(done)}.")
-    return [*lines, f"Page: {exercise.page}"]
+        seen = [f"{exercise.name} breaks a rule.", *_sentences(exercise, broken)]
+        return Verdict(False, broken.rule, [*seen, *lines, page])
+    if trouble:
+        return Verdict(lines=[f"{exercise.name} fails.", *failure(trouble, path), *lines, page])
+    is_one = len(right) == 1
+    seen = f"{', '.join(right)} {'is' if is_one else 'are'} right, with the solution in the holes."
+    return Verdict(lines=[f"{seen} Next: {holes[0][0]}.", *lines, page], right=right)
+
+
+def _fill(module: ModuleType, solution: ModuleType, hole: str) -> None:
+    """Give a learner's module a function of the solution. It uses the names of the module."""
+    owner, _, name = hole.rpartition(".")
+    place, source = (vars(each)[owner] if owner else each for each in (module, solution))
+    function = getattr(source, name)
+    cells = tuple(CellType(place) for _ in function.__closure__ or ())  # the class, for super()
+    names = module.__dict__
+    setattr(place, name, FunctionType(function.__code__, names, name, function.__defaults__, cells))

@@ -13,11 +13,12 @@ def check_1(step: Any, solutions: Mapping[int, Any]) -> None:
     """Check `attention` and `generate` of step 1."""
     _attention(step.attention)
     _generate(step.generate, 5, 4, whole=True)
+    _calls(step.generate)
 
 
 def check_2(step: Any, solutions: Mapping[int, Any]) -> None:
     """Check `Cache.attend` and `generate` of step 2."""
-    _cache(step)
+    _cache(step, solutions[1].attention)
     plain = step.Cache
 
     def cache(model: Any, size: int) -> Any:
@@ -32,6 +33,7 @@ def check_2(step: Any, solutions: Mapping[int, Any]) -> None:
     finally:
         step.Cache = plain
     _generate(step.generate, 2, 7, whole=False)
+    _calls(step.generate)
 
 
 def _weights(attention: Any, n: int, s: int) -> Any:
@@ -55,17 +57,16 @@ def _attention(attention: Any) -> None:
             position, case = s - n + i, f"{n} queries and {s} keys"
             seen = f"With {case}, query {i} (position {position})"
             if not np.isfinite(row).all() or row[position] == 0:
-                raise Broken(
-                    "own key missing" if s == n else "queries are the last",
-                    f"{seen} does not read its own key.",
-                )
+                seen = f"{seen} does not read its own key."
+                raise Broken("own key missing" if s == n else "queries are the last", seen)
             if row[position + 1 :].any():
-                raise Broken(
-                    "mask shows the future",
-                    f"{seen} reads the key at position {position + 1}, which comes later.",
-                )
+                seen = f"{seen} reads the key at position {position + 1}, which comes later."
+                raise Broken("mask shows the future", seen)
             if not row[: position + 1].all():
                 raise Broken("keys missing", f"{seen} does not read all keys before it.")
+            if np.allclose(weights.sum(1), np.arange(s - n + 1, s + 1) / s):
+                seen = f"{seen} has weights with the sum {row.sum():.3g}: hidden keys take a part."
+                raise Broken("mask after the softmax", seen)
             if abs(row.sum() - 1) > 1e-6:
                 raise Broken("softmax axis", f"{seen} has weights with the sum {row.sum():.3g}.")
     _heads(attention)
@@ -75,10 +76,8 @@ def _attention(attention: Any) -> None:
     low, high = np.asarray(attention(q, k, v))[0, 0, :2]
     factor = np.log(high / low) / 16 if low > 0 else np.inf
     if abs(factor - 0.25) > 1e-6:
-        raise Broken(
-            "scores not scaled" if abs(factor - 1) < 1e-6 else "scale of scores",
-            f"With dim {dim}, the scores are q · k times {factor:.4g}; q · k / 4 is right.",
-        )
+        seen = f"With dim {dim}, the scores are q · k times {factor:.4g}; q · k / 4 is right."
+        raise Broken("scores not scaled" if abs(factor - 1) < 1e-6 else "scale of scores", seen)
     q[0, 0, 0] = k[1, 0, 0] = 400.0
     with np.errstate(all="ignore"):
         out = np.asarray(attention(q, k, v))
@@ -97,21 +96,23 @@ def _heads(attention: Any) -> None:
     for name, read in (("heads", values), ("keys of the heads", keys)):
         heads = [round(float(x), 2) for x in read]
         if heads != [0, 0, 0, 1, 1, 1]:
-            raise Broken(
-                "heads alternate" if heads == [0, 1] * 3 else "heads",
-                f"With 6 query heads and 2 heads of keys, the query heads read the {name} "
-                f"{', '.join(f'{x:g}' for x in heads)}; 0, 0, 0, 1, 1, 1 is right.",
-            )
+            seen = f"With 6 query heads and 2 heads of keys, the query heads read the {name} "
+            seen += f"{', '.join(f'{x:g}' for x in heads)}; 0, 0, 0, 1, 1, 1 is right."
+            raise Broken("heads alternate" if heads == [0, 1] * 3 else "heads", seen)
 
 
 def _generate(generate: Any, length: int, num_new: int, whole: bool) -> None:
     """Check `generate` with a prompt of ``length`` tokens; with ``whole``, it has no cache."""
     prompt, text = text_of("A", length), text_of("A", length + num_new)
     probe, given = Probe({"A": text_of("A", 30)}), list(prompt)
+    probe.most_passes = num_new + 1
     tokens = generate(probe, given, num_new)
     check_result(tokens, text, prompt)
     if given != prompt:
         raise Broken("prompt changed", "generate has appended to the caller's list.")
+    if probe.num_passes > num_new:
+        seen = f"For {num_new} new tokens, generate called model.forward {probe.num_passes} times."
+        raise Broken("number of passes", seen)
     least = len(text) - 1
     if not whole and len(probe.entries) > least:
         raise Broken(
@@ -120,25 +121,53 @@ def _generate(generate: Any, length: int, num_new: int, whole: bool) -> None:
         )
 
 
+def _calls(generate: Any) -> None:
+    """Check that nothing is kept between two calls, and that a special token is no end."""
+    special = [0, 2, 1, 3, 4]
+    texts = {"A": text_of("A", 16), "B": text_of("B", 20), "C": [*text_of("C", 4), *special]}
+    probe = Probe(texts)
+    for name, length in (("A", 5), ("B", 14)):
+        prompt = texts[name][:length]
+        try:
+            check_result(generate(probe, list(prompt), 4), texts[name][: length + 4], prompt)
+        except Exception as error:
+            seen = error.seen if isinstance(error, Broken) else f"{type(error).__name__}: {error}"
+            if name == "A" or _is_right(generate, texts[name], length):
+                seen = f"When the model has written a text before: {seen}"
+                raise Broken("kept between calls", seen) from error
+            raise
+    if [*generate(Probe(texts), list(prompt := texts["C"][:3]), 0)] != prompt:
+        raise Broken("number of tokens", "For a count of 0, generate did not return the prompt.")
+    tokens = [*generate(Probe(texts), texts["C"][:4], 5)]
+    if tokens != texts["C"]:
+        seen = f"The model chose the tokens {special}, and generate returned {tokens[4:]}."
+        raise Broken("stops at a special token", seen)
+
+
+def _is_right(generate: Any, text: list[int], length: int) -> bool:
+    """Return whether a call with a model of its own writes a text."""
+    return [*generate(Probe({"B": text}), text[:length], 4)] == text[: length + 4]
+
+
 def check_result(tokens: Any, text: list[int], prompt: list[int]) -> None:
     """Compare a returned text with the right one."""
     if tokens is None:
         raise Broken("returns nothing", "generate returned None.")
-    tokens = [int(token) for token in tokens]
+    kind, tokens = type(tokens), [int(token) for token in tokens]
     if tokens == text[len(prompt) :]:
         raise Broken("prompt left out", "generate returned the new tokens without the prompt.")
     if len(tokens) != len(text) and tokens[: len(text)] == text[: len(tokens)]:
-        raise Broken(
-            "number of tokens",
-            f"generate returned {count(len(tokens) - len(prompt), 'new token')} for a count of "
-            f"{len(text) - len(prompt)}.",
-        )
+        seen = f"generate returned {count(len(tokens) - len(prompt), 'new token')} for a count of "
+        seen += f"{len(text) - len(prompt)}."
+        raise Broken("number of tokens", seen)
     at = next((i for i, (a, b) in enumerate(zip(tokens, text, strict=False)) if a != b), None)
     if at is not None:
         raise wrong_row("A", tokens[at], at, {"A": text})
+    if kind is not list:
+        raise Broken("not a list", f"generate returned the right tokens as {kind.__name__}.")
 
 
-def _cache(step: Any) -> None:
+def _cache(step: Any, attention: Any) -> None:
     """Check `Cache.attend` with random keys, and the number of keys that it lets queries read."""
     probe = Probe({"A": text_of("A", 9)})
     cache = step.Cache(probe, 6)
@@ -160,6 +189,16 @@ def _cache(step: Any) -> None:
             _stored(cache, before, layer, begin, k, v)
             if out is None:
                 raise Broken("returns nothing", "attend returned None.")
+            for i, j in ((layer, layer), (1 - layer, layer), (layer, 1 - layer)):
+                end = begin + n
+                if np.allclose(out, attention(q, cache.k[i, :end], cache.v[j, :end])):
+                    break
+            else:
+                seen = f"In layer {layer}, attend did not return attention(q, keys, values)."
+                raise Broken("result of attend", seen)
+            if not i == j == layer:
+                seen = f"attend of layer {layer} read keys of layer {i} and values of layer {j}."
+                raise Broken("layers mixed", seen)
 
 
 def _counting(attention: Any, begin: int, n: int) -> Any:
@@ -182,26 +221,27 @@ def _counting(attention: Any, begin: int, n: int) -> Any:
 def _stored(cache: Any, before: Any, layer: int, begin: int, k: Any, v: Any) -> None:
     end = begin + len(k)
     if cache.length != begin:
-        raise Broken(
-            "length changed in a pass",
-            f"After layer {layer}, cache.length is {cache.length}, and it was {begin}.",
-        )
+        seen = f"After layer {layer}, cache.length is {cache.length}, and it was {begin}."
+        raise Broken("length changed in a pass", seen)
+    if cache.k.shape != before.shape:
+        seen = f"self.k had the shape {before.shape}, and attend made it {cache.k.shape}."
+        raise Broken("cache replaced", seen)
     if (cache.k[1 - layer] != before[1 - layer]).any():
-        raise Broken(
-            "layers mixed", f"attend of layer {layer} has changed keys of layer {1 - layer}."
-        )
+        seen = f"attend of layer {layer} has changed keys of layer {1 - layer}."
+        raise Broken("layers mixed", seen)
     if not (cache.k[layer, :begin] == before[layer, :begin]).all():
-        raise Broken(
-            "stored at a wrong place",
-            f"With length {begin}, the keys of earlier tokens have changed.",
-        )
+        seen = f"With length {begin}, the keys of earlier tokens have changed."
+        raise Broken("stored at a wrong place", seen)
+    for name, array, right in (("k", cache.k, k), ("v", cache.v, v)):
+        error = np.abs(array[layer, begin:end] - right).max()
+        if 0 < error < 0.01:
+            seen = f"Numbers of self.{name} differ from the new ones by up to {error:.1e}."
+            raise Broken("rounded", seen)
     if not (cache.k[layer, begin:end] == k).all():
         places = [i for i in range(len(cache.k[layer])) if (cache.k[layer, i] == k[0]).all()]
         where = f"at place {places[0]}" if places else "nowhere"
-        raise Broken(
-            "stored at a wrong place",
-            f"With length {begin}, the first new key of layer {layer} was stored {where}.",
-        )
+        seen = f"With length {begin}, the first new key of layer {layer} was stored {where}."
+        raise Broken("stored at a wrong place", seen)
     if not (cache.v[layer, begin:end] == v).all():
         is_keys = (cache.v[layer, begin:end] == k).all()
         raise Broken(

@@ -6,7 +6,7 @@ from typing import Any
 
 from mie.base.reprs import count
 from mie.learn.checks.blocks import check_tokens
-from mie.learn.probe import Broken, Probe, audit, text_of
+from mie.learn.probe import Broken, Probe, audit, counted, text_of
 
 MAX_STEPS = 120
 
@@ -25,12 +25,11 @@ class Driver:
                 driver.see(batch)
                 return batch
 
-            def make_room(self, seq: Any, *args: Any, **kwargs: Any) -> Any:
+            def make_room(self, seq: Any, count: int) -> Any:
                 driver.see_request(seq)
-                result = super().make_room(seq, *args, **kwargs)
-                if result is None:
-                    seen = f"make_room for {seq.name} returned None."
-                    raise driver._broken("make_room returns nothing", seen)
+                was_running = seq in self.running
+                result = super().make_room(seq, count)
+                driver.see_room(seq, count, result, was_running)
                 return result
 
         driver = self
@@ -61,10 +60,8 @@ class Driver:
             for seq in arrivals.get(self.num_steps, ()):
                 self.add(seq)
             if self.num_steps > MAX_STEPS:
-                raise Broken(
-                    "waits for ever",
-                    f"After {MAX_STEPS} steps {self._names(self.engine.waiting)} still waits.",
-                )
+                seen = f"After {MAX_STEPS} steps {self._names(self.engine.waiting)} still waits."
+                raise Broken("waits for ever", seen)
             self.step()
         audit(self.pool, self.seqs, self.is_shared)
 
@@ -94,6 +91,26 @@ class Driver:
             seen = f"{seq.name} was preempted, and schedule calls make_room for it all the same."
             raise self._broken("victim computes", seen)
 
+    def see_room(self, seq: Any, num: int, result: Any, was_running: bool) -> None:
+        """Check the result of make_room.
+
+        Raises:
+            Broken: the result is not whether the sequence has its blocks.
+        """
+        is_running, end = seq in self.engine.running, seq.num_computed + num
+        if result is None:
+            seen = f"make_room for {seq.name} returned None."
+            raise self._broken("make_room returns nothing", seen)
+        seen = f"make_room for {seq.name} returned {bool(result)}"
+        if result and was_running and not is_running:
+            raise self._broken("result of make_room", f"{seen}, and preempted {seq.name} itself.")
+        if result and not self.is_shared and len(seq.table) * self.pool.block_size < end:
+            seen += f", and {end} tokens need more than {count(len(seq.table), 'block')} of "
+            raise self._broken("result of make_room", f"{seen}{self.pool.block_size} tokens.")
+        if not result and is_running and seq not in self.engine.waiting:
+            seen += f", and {seq.name} still runs: it was not preempted."
+            raise self._broken("result of make_room", seen)
+
     def see(self, batch: Any) -> None:
         """Check a batch, and the queues after it was made.
 
@@ -105,18 +122,19 @@ class Driver:
         ):
             raise self._broken("shape of the batch", f"schedule returned {str(batch)[:60]}.")
         shown = ", ".join(f"({seq.name}, {num})" for seq, num in batch)
+        for seq in self.seqs if self.has_policy else ():
+            noted, right = self.engine.ranks.get(seq.name), self.key(seq)[0]
+            if noted != right:
+                seen = f"the rank of {seq.name} is {noted}, and was {right} at arrival."
+                raise self._broken("rank changed", seen)
         if not batch and (self._running or self._waiting):
-            raise self._broken(
-                "no progress",
-                "the batch is empty, although "
-                f"{self._names([*self._running, *self._waiting])} could compute.",
-            )
+            seen = "the batch is empty, although "
+            seen += f"{self._names([*self._running, *self._waiting])} could compute."
+            raise self._broken("no progress", seen)
         total = sum(num for _, num in batch)
         if total > self.engine.budget:
-            raise self._broken(
-                "budget exceeded",
-                f"the batch [{shown}] has {total} tokens, with a budget of {self.engine.budget}.",
-            )
+            seen = f"the batch [{shown}] has {total} tokens, with a budget of {self.engine.budget}."
+            raise self._broken("budget exceeded", seen)
         self._see_queues(batch)
         self._see_preempted(batch)
         audit(self.pool, self.seqs, self.is_shared)
@@ -132,9 +150,8 @@ class Driver:
                 seen = f"{seq.name} is in {places} places: {', '.join(names)}."
                 raise self._broken("in two queues", seen)
             if seq in [*self._running, *self._waiting] and not places:
-                raise self._broken(
-                    "sequence lost", f"{seq.name} is neither running nor waiting, and not done."
-                )
+                seen = f"{seq.name} is neither running nor waiting, and not done."
+                raise self._broken("sequence lost", seen)
             if seq.tokens != self._texts[seq.name]:
                 raise self._broken("tokens lost", f"schedule has changed the tokens of {seq.name}.")
             if seq in waiting and seq.table:
@@ -157,18 +174,15 @@ class Driver:
                     "wrong victim", seen.format(victim.name, ranks[0], older[0].name, ranks[1])
                 )
             if older:
-                raise self._broken(
-                    "wrong victim", f"{victim.name} was preempted, and {older[0].name} stayed."
-                )
+                seen = f"{victim.name} was preempted, and {older[0].name} stayed."
+                raise self._broken("wrong victim", seen)
         for seq, _ in batch:
             if seq in victims:
                 seen = f"{seq.name} was preempted, and the batch computes it."
                 raise self._broken("victim computes", seen)
         if victims and new:
-            raise self._broken(
-                "admits after a preemption",
-                f"{victims[0].name} was preempted, and {new[0].name} was admitted.",
-            )
+            seen = f"{victims[0].name} was preempted, and {new[0].name} was admitted."
+            raise self._broken("admits after a preemption", seen)
         # A policy may sort its queue later: then victims stand at the head until the next step.
         right = sorted(waiting, key=self.key)
         rest = [seq for seq in right if seq not in victims]
@@ -183,50 +197,45 @@ class Driver:
         for seq, num in batch:
             missing = len(seq.tokens) - seq.num_computed
             if not 1 <= num <= missing or len([x for x, _ in batch if x is seq]) > 1:
-                raise self._broken(
-                    "count of a sequence",
-                    f"the batch is [{shown}], and {seq.name} misses {count(missing, 'token')}.",
-                )
+                seen = f"the batch is [{shown}], and {seq.name} misses {count(missing, 'token')}."
+                raise self._broken("count of a sequence", seen)
             if len(seq.table) * self.pool.block_size < seq.num_computed + num:
                 raise self._broken(
                     "no room for the tokens",
                     f"{seq.name} computes {count(num, 'token')} after {seq.num_computed}, and its "
                     f"table has {count(len(seq.table), 'block')} of {self.pool.block_size}.",
                 )
-        new = [seq for seq, _ in batch if seq not in self._running]
-        for seq in self._running:
-            if seq not in self.engine.running:
-                continue
-            left = len(seq.tokens) - seq.num_computed - counts.get(seq.name, 0)
-            if left and new:
-                raise self._broken(
-                    "newcomers first",
-                    f"{new[0].name} was admitted, and the running {seq.name} got "
-                    f"{counts.get(seq.name, 0)} of its {left + counts.get(seq.name, 0)} tokens.",
-                )
-            if left and total < self.engine.budget:
-                raise self._broken(
-                    "running sequence skipped",
-                    f"{seq.name} got {counts.get(seq.name, 0)} tokens, misses {left} "
-                    f"more, and {self.engine.budget - total} tokens of the budget are left.",
-                )
+        old = [seq for seq in self._running if seq in self.engine.running]
+        budget = self.engine.budget
+        for seq in sorted(old, key=self.key):
+            num, missing = counts.get(seq.name, 0), len(seq.tokens) - seq.num_computed
+            if num < min(missing, budget):
+                num_old = sum(each.name in counts for each in old)
+                newer = [each.name for each, _ in batch[:num_old] if each not in old]
+                later = [x.name for x in old if self.key(x) > self.key(seq) and x.name in counts]
+                seen = f"{seq.name} runs, and got {num} of its {count(missing, 'token')}"
+                if newer:
+                    raise self._broken("newcomers first", f"{seen} after {newer[0]} was admitted.")
+                if later and total == self.engine.budget:
+                    raise self._broken("oldest first", f"{seen}; the younger {later[0]} got more.")
+                seen += f", with {count(budget, 'token')} of the budget left for it."
+                raise self._broken("running sequence skipped", seen)
+            budget -= num
 
     def _see_admissions(self, batch: Any, total: int) -> None:
         new = [seq for seq in self.engine.running if seq not in self._running]
         order = sorted(self._waiting, key=self.key)
         if new != order[: len(new)]:
-            raise self._broken(
-                "overtaken",
-                f"schedule admitted {self._names(new)}, and the queue was {self._names(order)}"
-                f"{' by rank' if self.has_policy else ''}.",
-            )
+            ranks = [self.key(seq)[:-1] for seq in new] if self.has_policy else []
+            is_tie = ranks and ranks == [self.key(seq)[:-1] for seq in order[: len(new)]]
+            seen = f"schedule admitted {self._names(new)}, and the queue was {self._names(order)}"
+            seen += f"{' by rank' if self.has_policy else ''}."
+            raise self._broken("equal ranks" if is_tie else "overtaken", seen)
         for seq in new:
             if len(seq.table) * self.pool.block_size < len(seq.tokens):
-                raise self._broken(
-                    "admitted without blocks",
-                    f"{seq.name} was admitted with {count(len(seq.table), 'block')} for "
-                    f"{len(seq.tokens)} tokens.",
-                )
+                seen = f"{seq.name} was admitted with {count(len(seq.table), 'block')} for "
+                seen += f"{len(seq.tokens)} tokens."
+                raise self._broken("admitted without blocks", seen)
         preempts = any(seq not in self.engine.running for seq in self._running)
         if order[len(new) :] and not preempts and total < self.engine.budget and not self.is_shared:
             head = order[len(new)]
@@ -234,7 +243,7 @@ class Driver:
                 raise self._broken(
                     "not admitted",
                     f"{head.name} waits, although {len(self.pool.free)} blocks are "
-                    f"free and {self.engine.budget - total} tokens of the budget are left.",
+                    f"free, with {count(self.engine.budget - total, 'token')} of the budget left.",
                 )
 
 
@@ -248,14 +257,16 @@ def sequences(sequence_class: Any, **lengths: tuple[int, int]) -> dict[str, Any]
 
 def check_5(step: Any, solutions: Mapping[int, Any]) -> None:
     """Check `schedule` and `make_room` of step 5."""
-    texts = {name: text_of(name, 30) for name in "ABCD"}
+    texts = {name: text_of(name, 30) for name in "ABCDE"}
     for num_blocks, budget, lengths, times in (
         (20, 6, {"A": (8, 4), "B": (7, 3), "C": (5, 3)}, "000"),
         (8, 12, {"A": (8, 9), "B": (6, 9), "C": (6, 9)}, "000"),
         (6, 16, {"A": (7, 10), "B": (6, 8), "C": (3, 6), "D": (2, 3)}, "0134"),
+        (24, 6, {"E": (8, 4), "B": (16, 3), "D": (2, 6), "A": (2, 6), "C": (2, 6)}, "00000"),
+        (6, 16, {"D": (7, 10), "B": (6, 8), "A": (3, 6), "C": (2, 3)}, "0134"),
     ):
         seqs = sequences(solutions[3].Sequence, **lengths)
-        pool = solutions[3].Pool(probe := Probe(texts), num_blocks, 4)
+        pool = counted(solutions[3].Pool)(probe := Probe(texts), num_blocks, 4)
         driver = Driver(step.Engine, pool, probe, budget)
         arrivals: dict[int, list[Any]] = {}
         for time, seq in zip(times, seqs.values(), strict=True):
@@ -283,15 +294,13 @@ def _admission(step: Any, solutions: Mapping[int, Any]) -> None:
         engine.admit = admit
         counts = {seq.name: num for seq, num in engine.schedule()}
         if budget == 1 and counts != {"A": 1}:
-            raise Broken(
-                "count of a sequence",
-                f"A and B run with a budget of 1, and the counts are {counts}.",
-            )
+            seen = f"A and B run with a budget of 1, and the counts are {counts}."
+            raise Broken("count of a sequence", seen)
         if num_blocks == 3 and len(engine.running) > 1:
             raise Broken(
                 "admits after a preemption",
-                "The first tokens of C were known and needed no blocks: schedule preempted B and "
-                f"admitted {engine.running[1].name}.",
+                f"schedule preempted B and then admitted {engine.running[1].name}. (A prefix of C "
+                "was known, as in step 6.)",
             )
         if (num_blocks, budget) == (8, 20) and counts.get("C") != 5:
             raise Broken(
@@ -332,18 +341,30 @@ def check_9(step: Any, solutions: Mapping[int, Any]) -> None:
         )
         a, b, c, d, e, f = seqs.values()
         driver.run({0: [a, b], 2: [c], 4: [d, e], 7: [f]})
-        for seq in driver.seqs:
-            noted, right = driver.engine.ranks.get(seq.name), driver.key(seq)[0]
-            if noted != right:
-                raise Broken(
-                    "rank changed",
-                    f"The rank of {seq.name} is {noted} in the end, and was {right} at arrival.",
-                )
+    _ties(step, solutions)
 
 
 def _aged(driver: Driver, ageing: int, seq: Any) -> tuple[int, int]:
     """Return the rank of a sequence, and its place among equal ranks."""
     return seq.max_tokens + ageing * driver.arrivals[seq.name], driver.seqs.index(seq)
+
+
+def _ties(step: Any, solutions: Mapping[int, Any]) -> None:
+    """Check that schedule sorts queues that nothing has sorted before, and keeps equal ranks."""
+    probe = Probe({})
+    pool = solutions[3].Pool(probe, 12, 4)
+    engine = step.ShortestFirst(probe, pool, 8, 1)
+    seqs = sequences(solutions[3].Sequence, C=(4, 9), D=(4, 2), B=(4, 2), A=(4, 2))
+    for seq in seqs.values():
+        engine.add(seq)
+    order = [seq.name for seq in engine.waiting]
+    if order != [*seqs]:
+        raise Broken("sorted in add", f"C, D, B, A arrived, and after add the queue is {order}.")
+    engine.waiting = [seqs[name] for name in "CDBA"]
+    names = [seq.name for seq, _ in engine.schedule()]
+    if names != ["D", "B"]:
+        rule = "equal ranks" if "C" not in names else "overtaken"
+        raise Broken(rule, f"D, B and A have equal ranks, and schedule admitted {names}.")
 
 
 def _added(engine: Any, seq: Any) -> None:
@@ -366,13 +387,9 @@ def _rank(engine: Callable[[int], Any]) -> None:
         raise Broken("longest job first", f"rank(5, 3) is {short}, and rank(9, 3) is {long}.")
     early, late = engine(2).rank(5, 0), engine(2).rank(5, 10)
     if late <= early:
-        raise Broken(
-            "no ageing" if late == early else "ageing backwards",
-            f"With ageing 2, rank(5, 0) is {early}, and rank(5, 10) is {late}.",
-        )
+        seen = f"With ageing 2, rank(5, 0) is {early}, and rank(5, 10) is {late}."
+        raise Broken("no ageing" if late == early else "ageing backwards", seen)
     if late - early != 20 or long - short != 4:
-        raise Broken(
-            "amount of ageing",
-            f"With ageing 2, 10 steps change the rank by {late - early}, and 4 tokens by "
-            f"{long - short}.",
-        )
+        seen = f"With ageing 2, 10 steps change the rank by {late - early}, and 4 tokens by "
+        seen += f"{long - short}."
+        raise Broken("amount of ageing", seen)

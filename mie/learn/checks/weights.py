@@ -26,13 +26,14 @@ def _weights() -> Any:
 
 def _quantise(quantise: Any, bits: int) -> None:
     weight, most = _weights(), 2 ** (bits - 1) - 1
-    codes, scales = (np.asarray(each) for each in quantise(weight.copy(), bits))
+    given = weight.copy()
+    codes, scales = (np.asarray(each) for each in quantise(given, bits))
+    if (given != weight).any():
+        raise Broken("input changed", "quantise has changed the caller's weights.")
     if codes.shape != weight.shape or scales.shape != (6, 3) or codes.dtype != np.int8:
-        raise Broken(
-            "shapes of the codes",
-            f"For weights {weight.shape}, codes are {codes.shape} as {codes.dtype}, and scales "
-            f"{scales.shape}.",
-        )
+        seen = f"For weights {weight.shape}, codes are {codes.shape} as {codes.dtype}, and scales "
+        seen += f"{scales.shape}."
+        raise Broken("shapes of the codes", seen)
     groups = weight.reshape(6, 3, _GROUP)
     right = np.abs(groups).max(-1) / most
     ratio = scales / right
@@ -41,11 +42,9 @@ def _quantise(quantise: Any, bits: int) -> None:
     errors = np.abs(codes.reshape(groups.shape) * scales[..., None] - groups) / scales[..., None]
     if errors.max() > 0.5 + 1e-9:
         is_cut = errors.max() < 1
-        raise Broken(
-            "cut off, not rounded" if is_cut else "wrong codes",
-            f"With {bits} bits, a weight differs from code * scale by {errors.max():.2f} of a "
-            f"scale.",
-        )
+        seen = f"With {bits} bits, a weight differs from code * scale by {errors.max():.2f} of a "
+        seen += "scale."
+        raise Broken("cut off, not rounded" if is_cut else "wrong codes", seen)
     weight[2, _GROUP : 2 * _GROUP] = 0
     with np.errstate(all="raise"):
         try:
@@ -63,6 +62,9 @@ def _wrong_scale(weight: Any, scales: Any, right: Any, bits: int) -> Broken:
     most = 2 ** (bits - 1) - 1
     groups = weight.reshape(6, 3, _GROUP)
     strided = weight.reshape(6, _GROUP, 3).transpose(0, 2, 1)
+    if np.allclose(scales, right, rtol=2e-3):
+        error = np.abs(scales / right - 1).max()
+        raise Broken("rounded", f"Scales differ from the right ones by {error:.1e} of their size.")
     if np.allclose(scales / right, most / (most + 1)):
         return Broken(
             "code overflows",
@@ -70,11 +72,9 @@ def _wrong_scale(weight: Any, scales: Any, right: Any, bits: int) -> Broken:
             f"{most + 1}.",
         )
     if np.allclose(scales, groups.max(-1) / most):
-        return Broken(
-            "sign of the largest",
-            "A group of negative weights got a scale from its largest weight, not its largest "
-            "absolute weight.",
-        )
+        seen = "A group of negative weights got a scale from its largest weight, not its largest "
+        seen += "absolute weight."
+        return Broken("sign of the largest", seen)
     if np.allclose(scales, scales[:, :1]):
         return Broken("one scale for a row", "All groups of a row have one scale.")
     if np.allclose(scales, np.abs(strided).max(-1) / most):
@@ -89,21 +89,37 @@ def _product(product: Any) -> None:
     weight = codes * scales.repeat(_GROUP, 1)
     x = rng.normal(size=(2, 3 * _GROUP))
     for case in (np.eye(3 * _GROUP), x):
-        out = np.asarray(product(case.copy(), codes.copy(), scales.copy()))
+        given = [case.copy(), codes.copy(), scales.copy()]
+        out = np.array(product(*given))
         right = case @ weight.T
+        for name, array, was in zip(
+            ("x", "codes", "scales"), given, (case, codes, scales), strict=True
+        ):
+            if (array != was).any():
+                raise Broken("input changed", f"product has changed the caller's {name}.")
         if out.shape != right.shape:
-            raise Broken(
-                "shape of the product",
-                f"x {case.shape} times codes {codes.shape} gave {out.shape}.",
-            )
+            seen = f"x {case.shape} times codes {codes.shape} gave {out.shape}."
+            raise Broken("shape of the product", seen)
+        error = np.abs(out - right).max() / np.abs(right).max()
         if np.allclose(out, right):
+            again = np.asarray(product(given[0] * 3, *given[1:]))
+            if np.allclose(again, out):
+                seen = "A second x with the same codes got the product of the first x."
+                raise Broken("kept between calls", seen)
             continue
+        if error < 0.02:
+            seen = f"Outputs differ from x times the weights by {error:.1e} of the largest."
+            raise Broken("rounded", seen)
+        for g in range(3) if len(case) > 2 else ():
+            part = slice(g * _GROUP, (g + 1) * _GROUP)
+            if not out[part].any():
+                seen = f"The inputs {part.start} to {part.stop - 1} of group {g} add nothing."
+                raise Broken("groups not added", seen)
         if np.allclose(out, case @ codes.T.astype(float)):
             raise Broken("scales left out", "The product is x @ codes.T, without the scales.")
         if any(np.allclose(out, (case @ codes.T.astype(float)) * s) for s in _single(scales)):
-            raise Broken(
-                "one scale for a row", "The product has one scale for all groups of a row."
-            )
+            seen = "The product has one scale for all groups of a row."
+            raise Broken("one scale for a row", seen)
         for g in range(3):
             part = slice(g * _GROUP, (g + 1) * _GROUP)
             if np.allclose(out, case[:, part] @ weight[:, part].T):
@@ -112,11 +128,23 @@ def _product(product: Any) -> None:
             product(case * 0.5, codes, scales) * 2, out
         ):
             raise Broken("x became integers", "x times 0.5 does not give half of the product.")
-        raise Broken(
-            "scale of another group",
-            f"For input 20, output 0 is {product(np.eye(3 * _GROUP), codes, scales)[20, 0]:.4g}; "
-            f"code * scale is {weight[0, 20]:.4g}.",
-        )
+        raise _wrong_product(np.asarray(product(np.eye(3 * _GROUP), codes, scales)), codes, scales)
+
+
+def _wrong_product(out: Any, codes: Any, scales: Any) -> Broken:
+    """Return the broken rule of wrong products of single inputs."""
+    weight = (codes * scales.repeat(_GROUP, 1)).T
+    i, j = np.unravel_index(np.abs(out - weight).argmax(), out.shape)
+    seen = f"With 1 for input {i} alone, output {j} is {out[i, j]:.4g}; the code {codes[j, i]} "
+    seen += f"times the scale {scales[j, i // _GROUP]:.4g} is {weight[i, j]:.4g}."
+    rule = "wrong product"
+    if all(
+        (np.isclose(out[:, [n]], codes[n][:, None] * scales.ravel())).any(1).all() for n in range(5)
+    ):
+        rule = "scale of another group"
+    elif all(np.isclose(row, weight).all(1).any() for row in out):
+        rule = "inputs mixed"
+    return Broken(rule, seen)
 
 
 def _single(scales: Any) -> list[Any]:
