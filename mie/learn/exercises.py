@@ -110,7 +110,7 @@ def exercise_of(word: str) -> Exercise:
 def program() -> str:
     """Return the words that call ``mie`` as it was called now."""
     called = sys.argv[0]
-    if Path(called).name == "__main__.py":
+    if Path(called).parts[-2:] == ("mie", "__main__.py"):
         return f"{sys.executable} -m mie"
     found = shutil.which("mie")
     is_other = Path(called).name == "mie" and (not found or not Path(called).samefile(found))

@@ -3,6 +3,7 @@
 import ast
 import json
 import linecache
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,12 @@ STORY = f"{FOX} who lived in the library. Ruby had a long red tail.{FOX}"
 
 MAX_PASSES = 150
 """Maximum number of passes of a scenario. A right answer needs fewer than 80."""
+CAST = {
+    5: " (A to E are requests of the check.)",
+    6: " (A, B and C are requests of the check, and D is a fork of A.)",
+    9: " (A to F are jobs of the check.)",
+}
+"""A note about the names in the observations of an exercise."""
 MAX_FRAMES = 4
 """Maximum number of lines of a learner that a failure shows."""
 
@@ -287,7 +294,8 @@ class Scenario:
         else:
             seen = f"the token is {word(tokens)}, and the oracle's is {word(request.right)}."
         before = decode(request.right[:at])
-        lines = [f"Request {request.name}, position {at}: {seen} Before it: {before!r}"]
+        where = f"Request {request.name}, position" if self._number > 2 else "Position"
+        lines = [f"{where} {at}: {seen} Before it: {before!r}"]
         if state:
             lines.append(
                 f"Block table of {request.name} then: {state[1]}, with blocks of "
@@ -398,7 +406,10 @@ def _broken(
 def _sentences(exercise: Exercise, broken: Broken) -> list[str]:
     rules = json.loads(Path(__file__).with_name("rules.json").read_text(encoding="utf-8"))
     must = {**rules["all"], **rules.get(str(exercise.number), {})}[broken.rule]
-    return [f"Seen: {broken.seen}", f"Rule ({broken.rule}): {must}"]
+    seen = broken.seen + CAST.get(exercise.number, "")
+    if exercise.number < 3:  # these have one text, and no requests
+        seen = re.sub(r" of request \w", "", re.sub(r"request \w got", "the text got", seen))
+    return [f"Seen: {seen}", f"Rule ({broken.rule}): {must}"]
 
 
 def _partial(

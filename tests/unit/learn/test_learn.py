@@ -14,8 +14,17 @@ from mie.cli import main
 from mie.errors import ConfigError
 from mie.learn import check as checking
 from mie.learn.checks import CHECKS
-from mie.learn.exercises import Exercise, exercise_of, exercises, functions, open_holes, replaced
-from mie.learn.folder import RECORD, note_solved
+from mie.learn.exercises import (
+    Exercise,
+    exercise_of,
+    exercises,
+    functions,
+    open_holes,
+    page_without_holes,
+    program,
+    replaced,
+)
+from mie.learn.folder import RECORD, note_solved, start
 from mie.learn.probe import Broken
 from mie.learn.trial import Steps, Verdict, try_out
 
@@ -84,7 +93,7 @@ def test_an_exercise_names_pages_and_code_that_exist(exercise: Exercise):
 def test_an_exercise_is_found_by_number_name_or_path():
     for word in ("4", "step_4", "step_4.py", "lessons/step_4.py"):
         assert exercise_of(word).number == 4
-    with pytest.raises(ConfigError, match=r"'step_10\.py' is no exercise"):
+    with pytest.raises(ConfigError, match=r"'step_10\.py' is not an exercise"):
         exercise_of("step_10.py")
 
 
@@ -128,7 +137,7 @@ OTHER_ANSWERS = {
         3,
         "        seq.table += [self.take() for _ in range(missing)]\n",
         "        while len(seq.table) * self.block_size < length:\n"
-        "            seq.table.append(self.free.pop())\n",
+        "            seq.table.append(self.take())\n",
     ),
     "one token at a time": (
         3,
@@ -234,7 +243,7 @@ def test_a_report_has_the_token_the_table_and_the_rule(steps: Steps):
         "step_4.py: a token differs from the oracle's.",
         "Request A, position 8: the token is ',', and the oracle's is ' who'. Before it: "
         "'Once there was a fox named Ruby'",
-        "Block table of A then: [5, 2], with blocks of 4 tokens; 5 of 8 tokens were computed "
+        "Block table of A then: [5, 2], with blocks of 4 tokens; 4 of 8 tokens were computed "
         "before the step.",
         "Seen: Token 5 of request A was computed at position 0 in the 2nd pass.",
         "Rule (position restarted): A token's position is its place in the whole text. A pass "
@@ -249,7 +258,7 @@ def test_a_rare_mistake_gets_the_token_and_no_rule(steps: Steps):
     assert verdict.rule is None
     assert verdict.lines[0] == "step_4.py: a token differs from the oracle's."
     assert re.match(r"Request \w, position \d+: the token is ", verdict.lines[1])
-    assert "Every rule that the check knows is kept" in verdict.lines[-2]
+    assert "The check does not know this mistake" in verdict.lines[-2]
     assert "mie learn solution 4" in verdict.lines[-2]
 
 
@@ -271,10 +280,13 @@ def test_open_functions_are_named_and_finished_ones_are_checked(steps: Steps):
     grow = "\n".join(solution.splitlines()[node.lineno - 1 : node.end_lineno])
     source = replaced(exercise.text(), f"class Pool:\n{grow}\n")
     verdict = verdict_of(steps, exercise, source)
-    assert verdict.lines[0].startswith(
+    assert verdict.lines[0] == (
+        "Pool.grow is right, with the solution in the holes. Next: Pool.release."
+    )
+    assert verdict.lines[1].startswith(
         "step_3.py has 3 of 4 functions to write: Pool.release (line"
     )
-    assert verdict.lines[1] == "So far no rule is broken by Pool.grow."
+    assert verdict.right == ["Pool.grow"]
     wrong = source.replace("-(-length // self.block_size)", "length // self.block_size")
     verdict = verdict_of(steps, exercise, wrong)
     assert verdict.lines[0] == "step_3.py breaks a rule."
@@ -287,7 +299,7 @@ def test_open_functions_are_named_and_finished_ones_are_checked(steps: Steps):
     [
         ("def run(:", "step_4.py is not Python: line 1: "),
         ("import absent_module", "step_4.py cannot be loaded."),
-        ("run = 3", "step_4.py has no run; keep the names."),
+        ("run = 3", "step_4.py has no run and no show; keep the given names."),
     ],
 )
 def test_a_file_that_cannot_be_tried(steps: Steps, source: str, says: str):
@@ -311,7 +323,10 @@ def test_start_writes_nine_files_and_keeps_work(folder: Path, capsys):
     (folder / "step_5.py").unlink()
     capsys.readouterr()
     assert main(["learn", "start", str(folder)]) == 0
-    assert "1 exercise written, 8 files left as they were" in capsys.readouterr().out
+    assert (
+        "1 exercise written, 8 files left as they were\nNext: mie learn next"
+        in capsys.readouterr().out
+    )
     assert (folder / "step_2.py").read_text() == "my work"
     assert (folder / "step_5.py").read_text() == ALL[4].text()
 
@@ -348,19 +363,89 @@ def test_next_is_the_first_that_is_not_solved(folder: Path, capsys, monkeypatch)
 
 def test_hints_and_solutions_are_printed(capsys):
     assert main(["learn", "hint", "step_6.py"]) == 0
-    assert "SharingPool.grow\n  - index = " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "SharingPool.grow\n  - index = " in out
+    assert "Copy while the old block" not in out
+    assert "more: mie learn hint 6 SharingPool.grow\n" in out
+    assert main(["learn", "hint", "6", "grow"]) == 0
+    assert "Copy while the old block" in capsys.readouterr().out
+    assert main(["learn", "hint", "6", "shrink"]) == 2
+    assert "'shrink' is not one of SharingPool.drop" in capsys.readouterr().err
     assert main(["learn", "solution", "6"]) == 0
     assert capsys.readouterr().out == ALL[5].solution()
 
 
 def test_a_folder_without_exercises_is_refused(tmp_path: Path, capsys):
-    for words in (["next", str(tmp_path)], ["status", str(tmp_path)]):
+    (tmp_path / "README.md").write_text("")
+    for words, says in (
+        (["next", str(tmp_path)], f"has no exercises; mie learn start {tmp_path}/lessons"),
+        (["status", str(tmp_path / "README.md")], f"is a file; its folder is {tmp_path}"),
+        (["start", str(tmp_path / "README.md")], "is a file; name a folder"),
+        (["start", ""], "the folder has no name"),
+    ):
         assert main(["learn", *words]) == 2
-        assert "has no exercises; mie learn start" in capsys.readouterr().err
+        assert says in capsys.readouterr().err
+    start(tmp_path / "lessons")
+    assert main(["learn", "next", str(tmp_path)]) == 2
+    assert f"{tmp_path} has no exercises; {tmp_path}/lessons has" in capsys.readouterr().err
     assert main(["learn", "check", str(tmp_path / "step_1.py")]) == 2
     assert "does not exist; mie learn start DIR writes" in capsys.readouterr().err
     assert main(["learn", "check", "step_1.py", "--timeout", "0"]) == 2
     assert "--timeout must be more than 0; got 0" in capsys.readouterr().err
+
+
+def test_one_function_alone_is_a_first_success(folder: Path, capsys, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    path, exercise = folder / "step_1.py", ALL[0]
+    node = dict(functions(ast.parse(exercise.solution())))["generate"]
+    body = exercise.solution().splitlines()[node.lineno - 1 : node.end_lineno]
+    path.write_text(replaced(exercise.text(), "\n".join(body)))
+    assert main(["learn", "check", "1"]) == 1
+    assert "generate is right, with the solution in the holes. Next: attention.\n" in (
+        capsys.readouterr().out
+    )
+    main(["learn", "status", "lessons"])
+    assert "1 of 2 to write; right: generate\n" in capsys.readouterr().out
+    path.write_text(path.read_text().replace("return tokens", "return list(prompt)"))
+    assert main(["learn", "check", "1"]) == 1
+    assert "Rule (number of tokens)" in capsys.readouterr().out
+
+
+def test_a_page_is_read_without_its_solution(capsys):
+    for each in ALL:
+        assert main(["learn", "read", str(each.number)]) == 0
+        out = capsys.readouterr().out
+        for hole in each.holes:
+            assert f"def {hole.rpartition('.')[2]}(...):  # you write this function\n" in out
+        page = (ROOT / each.page).read_text(encoding="utf-8")
+        assert re.findall("^#.*", out, re.M) == re.findall("^#.*", page, re.M)
+        assert out.count("```") == page.count("```")
+    assert "np.einsum" not in page_without_holes(ALL[0])
+
+
+def test_commands_are_printed_as_mie_was_called(monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for called, says in (
+        ("bin/mie", "bin/mie"),
+        ("/src/mie/__main__.py", f"{sys.executable} -m mie"),
+        ("/bin/pytest", "mie"),
+    ):
+        monkeypatch.setattr(sys, "argv", [called])
+        assert program() == says
+
+
+def test_files_that_are_not_exercises_are_described(folder: Path, capsys):
+    (folder / "step_2.py").write_text("")
+    (folder / "step_3.py").write_bytes(b"# \xff")
+    (folder / "step_1.py").write_text(ALL[0].solution().replace("class Model", "class Llama"))
+    for number, says in (
+        ("1", "step_1.py has no Model; keep the given names."),
+        ("3", "step_3.py is not UTF-8: invalid start byte at 2."),
+    ):
+        assert main(["learn", "check", str(folder / f"step_{number}.py")]) == 1
+        assert says in capsys.readouterr().out
+    main(["learn", "status", str(folder)])
+    assert "2 functions are missing" in capsys.readouterr().out
 
 
 LOOP = "\n    while True:\n        count = 0\n"
@@ -373,8 +458,9 @@ LOOP = "\n    while True:\n        count = 0\n"
         ("\n    import os; os._exit(0)\n", "step_2.py ended Python before the check was over."),
         ("\n    import os; os.abort()\n", "step_2.py was ended by signal SIGABRT."),
         ("\n    raise SystemExit\n", "step_2.py ends Python."),
+        ("\n    breakpoint()\n", "BdbQuit: a check has no debugger"),
     ],
-    ids=["a loop", "an exit", "an abort", "a quiet exit"],
+    ids=["a loop", "an exit", "an abort", "a quiet exit", "a breakpoint"],
 )
 def test_the_check_survives_a_file(folder: Path, capsys, body: str, says: str):
     path = folder / "step_2.py"
