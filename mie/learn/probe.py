@@ -8,6 +8,7 @@ are numbers that identify a request and a position: token 105 of request A is at
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,17 @@ def ordinal(number: int) -> str:
         "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     )
     return f"{number}{ending}"
+
+
+def numpy_with_marks() -> ModuleType:
+    """Return NumPy with an ``empty`` and an ``empty_like`` that fill the array with `UNSET`."""
+
+    def marked(make: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: (array := make(*args, **kwargs), array.fill(UNSET))[0]
+
+    module = ModuleType("numpy")
+    vars(module).update(vars(np), empty=marked(np.empty), empty_like=marked(np.empty_like))
+    return module
 
 
 def called(rule: str, case: str, function: Callable[..., Any], *args: Any) -> Any:
@@ -140,7 +152,6 @@ class Probe:
             v = np.zeros((len(tokens), 1, LAYERS * SIZE))
             v[range(len(tokens)), 0, layer * SIZE + first + np.arange(len(tokens))] = HEIGHT
             q = np.zeros((len(tokens), 2, LAYERS * SIZE))
-            np.full_like(q, UNSET)  # an np.empty of the learner gets this memory
             out = attend(layer, q, -v, v.copy())
             if np.shape(out) != (len(tokens), 2, LAYERS * SIZE):
                 seen = f"attend returned an array of shape {np.shape(out)} for q of shape "

@@ -406,7 +406,9 @@ def _broken(
 def _sentences(exercise: Exercise, broken: Broken) -> list[str]:
     rules = json.loads(Path(__file__).with_name("rules.json").read_text(encoding="utf-8"))
     must = {**rules["all"], **rules.get(str(exercise.number), {})}[broken.rule]
-    seen = broken.seen + CAST.get(exercise.number, "")
+    seen = broken.seen
+    if re.search(r"\b[A-F]\b", seen):
+        seen += CAST.get(exercise.number, "")
     if exercise.number < 3:  # these have one text, and no requests
         seen = re.sub(r" of request \w", "", re.sub(r"request \w got", "the text got", seen))
     return [f"Seen: {seen}", f"Rule ({broken.rule}): {must}"]
@@ -427,8 +429,8 @@ def _partial(
         _fill(module, steps.modules[exercise.number], hole)
     broken, trouble = _broken(steps, exercise, module)
     if broken:
-        seen = [f"{exercise.name} breaks a rule.", *_sentences(exercise, broken)]
-        return Verdict(False, broken.rule, [*seen, *lines, page])
+        lines = [f"{exercise.name} breaks a rule.", *_sentences(exercise, broken), *lines]
+        return Verdict(False, broken.rule, [*lines, page])
     if trouble:
         return Verdict(lines=[f"{exercise.name} fails.", *failure(trouble, path), *lines, page])
     is_one = len(right) == 1

@@ -6,7 +6,16 @@ from typing import Any
 import numpy as np
 
 from mie.base.reprs import count
-from mie.learn.probe import Broken, Probe, audit, called, counted, text_of, wrong_row
+from mie.learn.probe import (
+    Broken,
+    Probe,
+    audit,
+    called,
+    counted,
+    numpy_with_marks,
+    text_of,
+    wrong_row,
+)
 
 
 def check_3(step: Any, solutions: Mapping[int, Any]) -> None:
@@ -107,7 +116,7 @@ def _slot(pool: Any, seq: Any, p: int, begin: int, k: Any, v: Any) -> None:
     ]
     right = f"block {block}, place {place}"
     if not found:
-        raise Broken("key not stored", f"The key of position {p} is in no slot.")
+        raise Broken("key not stored", f"The key of position {p} is at no place.")
     other, at = found[0]
     seen = f"The key of position {p} was stored in block {other}, place {at}; {right} is right."
     if (other, at) == (p // 4, place):
@@ -203,6 +212,7 @@ def watched_pool(pool_class: Any, probe: Probe, num_blocks: int, block_size: int
 
 def check_4(step: Any, solutions: Mapping[int, Any]) -> None:
     """Check `run` of step 4."""
+    step.np = numpy_with_marks()
     texts = {name: text_of(name, 20) for name in "ABC"}
     probe = Probe(texts)
     pool = watched_pool(solutions[3].Pool, probe, 12, 4)
