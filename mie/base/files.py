@@ -8,6 +8,7 @@ limited size, and reading never waits.
 import codecs
 import errno
 import hashlib
+import io
 import json
 import os
 import stat
@@ -81,6 +82,36 @@ def digest_of(path: Path, digest: "hashlib._Hash | hashlib.blake2b") -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+class LateFile(io.TextIOWrapper):
+    """A text file that keeps its former contents until the first write.
+
+    A command may open its output before it checks anything else, and loses nothing if it fails. If
+    nothing was written, closing removes a file that did not exist before.
+
+    Raises:
+        OSError: the file cannot be opened for writing.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._is_new = not os.path.lexists(path)
+        self._is_begun = False
+        super().__init__(open(path, "ab"), encoding="utf-8")  # noqa: SIM115  # `close` closes it
+
+    def write(self, text: str) -> int:
+        if not self._is_begun:
+            self._is_begun = True
+            if stat.S_ISREG(os.fstat(self.fileno()).st_mode):
+                self.truncate(0)
+        return super().write(text)
+
+    def close(self) -> None:
+        super().close()
+        if self._is_new and not self._is_begun:
+            self._is_new = False
+            os.unlink(self._path)
 
 
 def is_unwritable(stream: TextIO) -> bool:

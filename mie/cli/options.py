@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from mie.base.files import is_unwritable, read_utf8
+from mie.base.files import LateFile, is_unwritable, read_utf8
 from mie.cli.parser import KINDS, add_argument, arguments_of, did_you_mean
 from mie.config.adapters import LoRARequest, lora_modules_of
 from mie.config.arguments import given
@@ -137,6 +137,8 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
 def trace_file(path: str | None) -> Iterator[TextIO | None]:
     """Open the file of ``--trace``, if it is given. Failed writes were reported when it closes.
 
+    A recording that the file already has is kept until the engine begins to write.
+
     Raises:
         ConfigError: the file cannot be written.
     """
@@ -144,7 +146,7 @@ def trace_file(path: str | None) -> Iterator[TextIO | None]:
         yield None
         return
     try:
-        file = open(path, "w", encoding="utf-8")  # noqa: SIM115  # closed below
+        file = LateFile(path)
     except OSError as error:
         raise ConfigError(f"cannot write --trace {path}: {error.strerror}") from error
     try:
