@@ -88,6 +88,8 @@ def _state(exercise: Exercise, path: Path, record: dict[str, str]) -> State:
     try:
         source = path.read_text(encoding="utf-8")
         num_open, found = len(open_holes(exercise, source)), dict(functions(ast.parse(source)))
+    except UnicodeDecodeError:
+        return State(exercise, "not UTF-8", False)
     except (SyntaxError, ValueError):
         return State(exercise, "not Python", False)
     num_missing = len({*exercise.holes} - {*found})

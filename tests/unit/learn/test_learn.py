@@ -446,7 +446,9 @@ def test_files_that_are_not_exercises_are_described(folder: Path, capsys):
         assert main(["learn", "check", str(folder / f"step_{number}.py")]) == 1
         assert says in capsys.readouterr().out
     main(["learn", "status", str(folder)])
-    assert "2 functions are missing" in capsys.readouterr().out
+    states = capsys.readouterr().out
+    assert "2 functions are missing" in states
+    assert "not UTF-8" in states
 
 
 LOOP = "\n    while True:\n        count = 0\n"
