@@ -23,6 +23,13 @@ def main() -> int:
             _handle(signal.SIG_IGN)
     except KeyboardInterrupt:  # while modules were imported, or the second one of a nervous user
         return 128 + signal.SIGINT
+    except Exception as error:
+        # The exception of a signal can cause another: a `finally` in argparse of Python 3.11 fails.
+        if isinstance(error.__context__, KeyboardInterrupt):
+            return 128 + signal.SIGINT
+        if isinstance(error.__context__, SystemExit):
+            raise error.__context__ from None
+        raise
 
 
 def _handle(handler: Any) -> None:
