@@ -1,7 +1,6 @@
 """Implement ``mie learn``: exercises that build an engine, and checks that name the mistake."""
 
 import argparse
-import sys
 import textwrap
 from pathlib import Path
 
@@ -9,8 +8,8 @@ from mie.base.reprs import count
 from mie.cli.parser import Commands, declared
 from mie.errors import ConfigError, printable
 from mie.learn.check import check
-from mie.learn.exercises import exercise_of, page_of, page_without_holes, program
-from mie.learn.folder import note_solved, start, states
+from mie.learn.exercises import commands, exercise_of, page_without_holes, program
+from mie.learn.folder import folder_of, note_solved, start, states
 
 WIDTH = 96
 
@@ -51,9 +50,11 @@ def _check(args: argparse.Namespace) -> int:
     if args.timeout <= 0:
         raise ConfigError(f"--timeout must be more than 0; got {args.timeout:g}")
     path = Path(args.file).expanduser()
-    if args.file.isdecimal() and not path.exists():
+    if args.file == path.name and not path.exists():
         name = exercise_of(args.file).name
-        path = next((each for each in (Path(name), Path("lessons", name)) if each.is_file()), path)
+        path = next(
+            (each for each in (Path(name), Path("lessons", name)) if each.is_file()), Path(name)
+        )
     verdict = check(path, args.timeout)
     if verdict["printed"]:
         print("It printed:")
@@ -74,22 +75,21 @@ def _check(args: argparse.Namespace) -> int:
 
 def _next(args: argparse.Namespace) -> int:
     """Print the first exercise that is not solved."""
-    folder = Path(args.folder).expanduser()
+    folder = folder_of(Path(args.folder).expanduser())
     state = next((each for each in states(folder) if not each.is_solved), None)
     if state is None:
         print("All nine exercises are solved. docs/architecture.md is the map of the real engine.")
         return 0
     exercise = state.exercise
     print(f"Exercise {exercise.number}: {exercise.title} ({state.words})")
-    path, python = folder / exercise.name, Path(sys.executable)
-    if python.is_relative_to(Path.cwd()):
-        python = python.relative_to(Path.cwd())
-    print(f"  page   {page_of(exercise)}")
-    print(f"  read   {program()} learn read {exercise.number}    (the page without the solution)")
-    print(f"  write  {', '.join(exercise.holes)}")
-    print(f"  file   {path}")
-    print(f"  check  {program()} learn check {path}")
-    print(f"  run    {python} {path}")
+    path = folder / exercise.name
+    check_command, run = commands(path)
+    print(f"  file   {path}    (its docstrings have all that you need)")
+    print(f"  write  {', then '.join(exercise.holes)}")
+    print(f"  check  {check_command}")
+    print(f"  run    {run}")
+    read = f"{program()} learn read {exercise.number}"
+    print(f"  read   {read}    (optional: the page without the solution)")
     return 0
 
 
@@ -124,7 +124,7 @@ def _solution(args: argparse.Namespace) -> int:
 
 def _status(args: argparse.Namespace) -> int:
     """Print a line for each exercise."""
-    found = states(Path(args.folder).expanduser())
+    found = states(folder_of(Path(args.folder).expanduser()))
     for state in found:
         print(f"{state.exercise.name}  {state.exercise.title:<48} {state.words}")
     print(f"{sum(state.is_solved for state in found)} of {len(found)} solved")

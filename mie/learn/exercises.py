@@ -26,7 +26,7 @@ class Exercise:
     number: int
     title: str
     hints: Mapping[str, list[str]]
-    """Hints for each hole, from the first to the most concrete."""
+    """Hints for each hole, from the first to the most concrete. The easiest hole comes first."""
 
     @property
     def name(self) -> str:
@@ -40,7 +40,7 @@ class Exercise:
 
     @property
     def holes(self) -> list[str]:
-        """Qualified names of the functions to write, in the order of the file."""
+        """Qualified names of the functions to write, in a good order to write them."""
         return [*self.hints]
 
     def solution(self) -> str:
@@ -69,12 +69,6 @@ def replaced(source: str, functions_text: str) -> str:
             part = own[new[name].lineno - 1 : new[name].end_lineno]
             lines[node.lineno - 1 : node.end_lineno] = part
     return "\n".join(lines) + "\n"
-
-
-def page_of(exercise: Exercise) -> str:
-    """Return the path of an exercise's page: a file, if mie runs from a clone."""
-    page = (_STEPS / exercise.name).with_suffix(".md")
-    return str(page) if page.is_file() else f"{exercise.page} in the sources of mie"
 
 
 def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
@@ -117,6 +111,15 @@ def program() -> str:
     return called if is_other else "mie"
 
 
+def commands(path: Path) -> tuple[str, str]:
+    """Return the commands that check a learner's file, and that run it."""
+    python = Path(sys.executable)
+    if python.is_relative_to(Path.cwd()):
+        python = python.relative_to(Path.cwd())
+    needs = "" if path.name == "step_1.py" else "    (needs the steps that it imports)"
+    return f"{program()} learn check {path}", f"{python} {path}{needs}"
+
+
 def page_without_holes(exercise: Exercise) -> str:
     """Return the page of an exercise, without the code of the functions to write.
 
@@ -125,7 +128,7 @@ def page_without_holes(exercise: Exercise) -> str:
     """
     page = (_STEPS / exercise.name).with_suffix(".md")
     if not page.is_file():
-        raise ConfigError(f"the page is {page_of(exercise)}")
+        raise ConfigError(f"the page is {exercise.page} in the sources of mie")
     text = page.read_text(encoding="utf-8")
     for hole in exercise.holes:
         name = hole.rpartition(".")[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mie.base.reprs import count
 from mie.errors import ConfigError
-from mie.learn.exercises import Exercise, exercises, functions, open_holes, program
+from mie.learn.exercises import Exercise, commands, exercises, functions, open_holes, program
 
 RECORD = ".mie-learn.json"
 """File with the digest of each solved file, by name."""
@@ -40,7 +40,9 @@ def start(folder: Path) -> tuple[list[str], list[str]]:
     for each in exercises():
         try:
             with (folder / each.name).open("x", encoding="utf-8") as file:
-                file.write(each.text())
+                check, run = commands(folder / each.name)
+                text = each.text().replace(f"mie learn check {each.name}", check)
+                file.write(text.replace(f"python {each.name}", run))
         except FileExistsError:
             kept.append(each.name)
         else:
@@ -60,20 +62,23 @@ def note_solved(path: Path, part: str = "") -> None:
     (path.parent / RECORD).write_text(text, encoding="utf-8")
 
 
-def states(folder: Path) -> list[State]:
-    """Return the state of each exercise in a folder.
+def folder_of(folder: Path) -> Path:
+    """Return the folder with the exercises: this folder, or the folder ``lessons`` in it.
 
     Raises:
-        ConfigError: the folder has no exercise.
+        ConfigError: neither has an exercise.
     """
     if folder.is_file():
         raise ConfigError(f"{folder} is a file; its folder is {folder.parent}")
-    if not any((folder / each.name).exists() for each in exercises()):
-        other = folder / "lessons"
-        seen = f"{folder} has no exercises; "
-        if (other / "step_1.py").exists():
-            raise ConfigError(f"{seen}{other} has: name it")
-        raise ConfigError(f"{seen}{program()} learn start {other} writes them into a folder")
+    for place in (folder, other := folder / "lessons"):
+        if any((place / each.name).exists() for each in exercises()):
+            return place
+    seen = f"{folder} has no exercises; "
+    raise ConfigError(f"{seen}{program()} learn start {other} writes them into a folder")
+
+
+def states(folder: Path) -> list[State]:
+    """Return the state of each exercise in a folder."""
     record = _record(folder)
     return [_state(each, folder / each.name, record) for each in exercises()]
 

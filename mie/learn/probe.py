@@ -98,10 +98,8 @@ def wrong_row(name: str, token: int, at: int, texts: Mapping[str, list[int]]) ->
 class Probe:
     """A model with logits that choose the next token of known texts. It checks each pass."""
 
-    def __init__(
-        self, texts: dict[str, list[int]], before: Callable[[], None] | None = None
-    ) -> None:
-        """``texts`` has the right tokens of each request. ``before`` runs before each pass."""
+    def __init__(self, texts: dict[str, list[int]]) -> None:
+        """``texts`` has the right tokens of each request."""
         self.config = {
             "num_hidden_layers": LAYERS,
             "num_key_value_heads": 1,
@@ -111,7 +109,8 @@ class Probe:
         self.texts = texts
         self.drafts = False
         """Whether tokens outside of the texts are drafts. Otherwise they are a mistake."""
-        self.before = before
+        self.before: Callable[[list[int]], None] | None = None
+        """Gets the tokens of each pass before it is computed."""
         self.after: Callable[[int, int], None] | None = None
         """Gets the layer and the number of tokens after each ``attend``."""
         self.most_passes: int | None = None
@@ -137,7 +136,7 @@ class Probe:
             seen = f"The {self._pass} has {len(tokens)} tokens and {len(positions)} positions."
             raise Broken("positions count", seen)
         if self.before:
-            self.before()
+            self.before(tokens)
         rows = [self._row(tokens[:i], t, positions[i]) for i, t in enumerate(tokens)]
         num_checked = len(rows)  # nothing follows from the rows behind a wrong draft
         if self.drafts:
@@ -192,11 +191,10 @@ class Probe:
         if right != position and (token in before or (token in stored and position > max(ends))):
             raise wrong_row(name, token, position, self.texts)
         if right != position:
-            what = f"Token {right} of request {name} was computed at position {position}"
-            if right - position == 1 or position - right == 1:
-                raise Broken("position off by one", f"{what} in the {self._pass}.")
-            seen = f"{what} in the {self._pass}."
-            raise Broken("position restarted" if position < right else "position", seen)
+            seen = f"Token {right} of request {name} was computed at position {position}"
+            rule = "position restarted" if position < right else "position"
+            rule = "position off by one" if abs(right - position) == 1 else rule
+            raise Broken(rule, f"{seen} in the {self._pass}.")
         return name, position
 
     def _check(

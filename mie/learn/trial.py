@@ -433,9 +433,10 @@ def _partial(
         return Verdict(False, broken.rule, [*lines, page])
     if trouble:
         return Verdict(lines=[f"{exercise.name} fails.", *failure(trouble, path), *lines, page])
-    is_one = len(right) == 1
-    seen = f"{', '.join(right)} {'is' if is_one else 'are'} right, with the solution in the holes."
-    return Verdict(lines=[f"{seen} Next: {holes[0][0]}.", *lines, page], right=right)
+    is_one, was = len(right) == 1, "was" if len(holes) == 1 else "were"
+    given = f"{', '.join(hole for hole, _ in holes)} {was} taken from the solution"
+    seen = f"{', '.join(right)} {'is' if is_one else 'are'} right ({given})."
+    return Verdict(lines=[f"{seen} Next: write {names[0]}."], right=right)
 
 
 def _fill(module: ModuleType, solution: ModuleType, hole: str) -> None:

@@ -27,7 +27,7 @@ def check_3(step: Any, solutions: Mapping[int, Any]) -> None:
     pool = step.Pool(probe, 8, 4)
     pool.free = [5, 2, 6, 0, 7, 3, 1, 4]
     seq = step.Sequence("A", text_of("A", 6), 9)
-    probe.before = lambda: audit(pool, [seq])
+    probe.before = lambda tokens: audit(pool, [seq])
     step.generate(probe, pool, seq)
     check_tokens(probe.texts, [seq])
 
@@ -135,6 +135,9 @@ def _gathered(array: Any, right: Any, length: int, name: str) -> None:
     error = np.abs(array - right[:length]).max()
     if 0 < error < 0.01:
         raise Broken("rounded", f"The {name} of read differ from the stored ones by {error:.1e}.")
+    if (array == np.concatenate([right, 0 * right[:2]])[-length:]).all() and error:
+        seen = f"read for {length} tokens returned the last {length} {name} of the blocks."
+        raise Broken("length of read", seen)
     if error:
         seen = f"With the table [5, 2, 6], read returned the {name} in a wrong order."
         raise Broken("order of the table", seen)
@@ -145,6 +148,8 @@ def _release(step: Any, probe: Probe) -> None:
     pool.free, pool.num_out = [3, 1], 2
     seq.table, seq.num_computed = [2, 0], 7
     pool.release(seq)
+    if not isinstance(seq.table, list):
+        raise Broken("table is a list", f"After release, the table is {seq.table!r}; [] is right.")
     if seq.table and sorted(pool.free) == [0, 1, 2, 3]:
         seen = f"After release, the blocks {seq.table} are free and still in the table."
         raise Broken("table kept after release", seen)
@@ -199,10 +204,10 @@ def watched_pool(pool_class: Any, probe: Probe, num_blocks: int, block_size: int
 
         def read(self, layer: int, seq: Any, length: int) -> Any:
             right = self.starts[seq.name] + self.counts[seq.name]
-            if length == self.starts[seq.name]:
+            if length == self.starts[seq.name] or length > right:
                 seen = f"read was called for {count(length, 'token')} of {seq.name}; {right} are "
                 seen += "stored in this layer."
-                raise Broken("new keys not read", seen)
+                raise Broken("length of read" if length > right else "new keys not read", seen)
             return super().read(layer, seq, length)
 
     pool = WatchedPool(probe, num_blocks, block_size)
@@ -238,6 +243,7 @@ def _run(step: Any, probe: Probe, pool: Any, batch: list[tuple[Any, int]]) -> No
     pool.starts = {seq.name: seq.num_computed for seq, _ in batch}
     pool.counts = {seq.name: num for seq, num in batch}
     pool.written = set()
+    probe.before = lambda tokens: _line(tokens, before, pool)
     for seq, num in batch:
         assert pool.grow(seq, seq.num_computed + num)
     passes = probe.num_passes
@@ -263,6 +269,17 @@ def _run(step: Any, probe: Probe, pool: Any, batch: list[tuple[Any, int]]) -> No
             seen = f"After the batch [{shown}], {seq.name} got {count(new, 'new token')}."
             raise Broken("number of tokens", seen)
     check_tokens(probe.texts, [seq for seq, _ in batch])
+
+
+def _line(tokens: list[int], texts: Mapping[str, list[int]], pool: Any) -> None:
+    """Check which tokens of each sequence are in the line."""
+    for name, text in texts.items():
+        start, num = pool.starts[name], pool.counts[name]
+        places = sorted(text.index(token) for token in tokens if token in text)
+        if places != [*range(start, start + num)]:
+            seen = f"{start} of {len(text)} tokens of {name} are computed, and this step computes "
+            seen += f"{num} more; the line has the tokens {places} of {name}."
+            raise Broken("tokens of a step", seen)
 
 
 def _with_logits(probe: Probe, case: str, function: Callable[..., Any], *args: Any) -> Any:
@@ -296,6 +313,7 @@ def _guess(guess: Any) -> None:
         ([7, 1, 2, 5, 9, 2, 6, 7, 1, 2], 1, [5], "shorter run first"),
         ([3, 1, 2, 5, 9, 7, 1, 2, 5, 8, 3, 1, 2, 5], 1, [9], "shorter run first"),
         ([7, 7], 1, [7], "nearest place"),
+        ([1, 2, 9, 1, 2], 4, [9, 1, 2], "few tokens behind"),
         ([1, 1, 1, 1, 1], 3, [1], "places overlap"),
         ([6, 5, *range(10, 60), 6], 1, [5], "far place left out"),
         ([1, 2, 5, 1, 2, 6, 1, 2], 1, [6], "earliest place"),
@@ -355,6 +373,14 @@ def _verified(
     if num_right == len(drafts):
         case = f"With {count(num_right, 'right draft')}," if drafts else "Without drafts,"
     needed = len(probe.entries) + known - seq.num_computed + len(drafts)
+    start = seq.num_computed
+
+    def before(tokens: list[int]) -> None:
+        if len(seq.table) * 4 < start + len(tokens):
+            seen = f"{case} the pass computes token {start + len(tokens)}, and the table has "
+            raise Broken("too few blocks", f"{seen}{count(len(seq.table), 'block')} of 4 tokens.")
+
+    probe.before = before
     result = _with_logits(probe, f"{case} verify", step.verify, probe, pool, seq, given)
     if given != drafts:
         raise Broken("drafts changed", f"{case} verify changed the caller's list of drafts.")

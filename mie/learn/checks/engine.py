@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from numbers import Real
 from typing import Any
 
 from mie.base.reprs import count
@@ -10,7 +11,7 @@ from mie.learn.probe import Broken, Probe, audit, counted, text_of
 
 MAX_STEPS = 120
 
-Key = Callable[[Any], Any]
+Key = Callable[[Any], tuple[int, ...]]
 
 
 class Driver:
@@ -26,11 +27,7 @@ class Driver:
                 return batch
 
             def make_room(self, seq: Any, count: int) -> Any:
-                driver.see_request(seq)
-                was_running = seq in self.running
-                result = super().make_room(seq, count)
-                driver.see_room(seq, count, result, was_running)
-                return result
+                return driver.see_room(seq, count, super().make_room)
 
         driver = self
         self.probe, self.pool, self.is_shared = probe, pool, is_shared
@@ -38,7 +35,7 @@ class Driver:
         self.seqs: list[Any] = []
         self.arrivals: dict[str, int] = {}
         """The number of steps before each arrival."""
-        self.key: Key = lambda seq: self.seqs.index(seq)
+        self.key: Key = lambda seq: (self.seqs.index(seq),)
         """The order of the sequences: the smallest is served first."""
         self.has_policy = False
         """Whether the order is not that of arrival."""
@@ -81,22 +78,18 @@ class Driver:
     def _broken(self, rule: str, seen: str) -> Broken:
         return Broken(rule, f"In step {self.num_steps + 1} {seen}")
 
-    def see_request(self, seq: Any) -> None:
-        """Check that a sequence that needs room has not been preempted in this step.
+    def see_room(self, seq: Any, num: int, make_room: Callable[[Any, int], Any]) -> Any:
+        """Return the result of make_room, and check it.
 
         Raises:
-            Broken: it has been.
+            Broken: the result is not whether the sequence has its blocks, or the sequence was
+                preempted earlier in this step.
         """
-        if seq in self._running and seq not in self.engine.running:
+        was_running = seq in self.engine.running
+        if seq in self._running and not was_running:
             seen = f"{seq.name} was preempted, and schedule calls make_room for it all the same."
             raise self._broken("victim computes", seen)
-
-    def see_room(self, seq: Any, num: int, result: Any, was_running: bool) -> None:
-        """Check the result of make_room.
-
-        Raises:
-            Broken: the result is not whether the sequence has its blocks.
-        """
+        result = make_room(seq, num)
         is_running, end = seq in self.engine.running, seq.num_computed + num
         if result is None:
             seen = f"make_room for {seq.name} returned None."
@@ -110,6 +103,7 @@ class Driver:
         if not result and is_running and seq not in self.engine.waiting:
             seen += f", and {seq.name} still runs: it was not preempted."
             raise self._broken("result of make_room", seen)
+        return result
 
     def see(self, batch: Any) -> None:
         """Check a batch, and the queues after it was made.
@@ -167,14 +161,10 @@ class Driver:
         new = [seq for seq in running if seq not in self._running]
         for victim in victims:
             older = [seq for seq in stayed if self.key(seq) > self.key(victim)]
-            if older and self.has_policy:
-                ranks = [self.key(seq)[0] for seq in (victim, older[0])]
-                seen = "{} (rank {}) was preempted, and {} (rank {}) stayed."
-                raise self._broken(
-                    "wrong victim", seen.format(victim.name, ranks[0], older[0].name, ranks[1])
-                )
             if older:
-                seen = f"{victim.name} was preempted, and {older[0].name} stayed."
+                two = (victim, older[0])
+                ranks = [f" (rank {self.key(seq)[0]})" * self.has_policy for seq in two]
+                seen = f"{victim.name}{ranks[0]} was preempted, and {two[1].name}{ranks[1]} stayed."
                 raise self._broken("wrong victim", seen)
         for seq, _ in batch:
             if seq in victims:
@@ -383,7 +373,9 @@ def _added(engine: Any, seq: Any) -> None:
 
 def _rank(engine: Callable[[int], Any]) -> None:
     short, long = engine(2).rank(5, 3), engine(2).rank(9, 3)
-    if short is None or short >= long:
+    if not isinstance(short, Real):
+        raise Broken("rank is a number", f"rank(5, 3) is {short!r}.")
+    if short >= long:
         raise Broken("longest job first", f"rank(5, 3) is {short}, and rank(9, 3) is {long}.")
     early, late = engine(2).rank(5, 0), engine(2).rank(5, 10)
     if late <= early:

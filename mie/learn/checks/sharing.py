@@ -49,8 +49,7 @@ def _drop(step: Any) -> None:
     pool.drop(block)
     if pool.free.count(block) != 1:
         seen = f"The last holder of block {block} dropped it, and it is {pool.free.count(block)} "
-        seen += "times "
-        seen += "in the free list."
+        seen += "times in the free list."
         raise Broken("block lost" if block not in pool.free else "block freed twice", seen)
     if pool.known:
         raise Broken("freed block still known", f"Block {block} is free, and known still finds it.")

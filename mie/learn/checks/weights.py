@@ -44,7 +44,7 @@ def _quantise(quantise: Any, bits: int) -> None:
         is_cut = errors.max() < 1
         seen = f"With {bits} bits, a weight differs from code * scale by {errors.max():.2f} of a "
         seen += "scale."
-        raise Broken("cut off, not rounded" if is_cut else "wrong codes", seen)
+        raise Broken("not rounded to the nearest" if is_cut else "wrong codes", seen)
     weight[2, _GROUP : 2 * _GROUP] = 0
     with np.errstate(all="raise"):
         try:

@@ -17,6 +17,7 @@ from mie.learn import check as checking
 from mie.learn.checks import CHECKS
 from mie.learn.exercises import (
     Exercise,
+    commands,
     exercise_of,
     exercises,
     functions,
@@ -281,12 +282,9 @@ def test_open_functions_are_named_and_finished_ones_are_checked(steps: Steps):
     grow = "\n".join(solution.splitlines()[node.lineno - 1 : node.end_lineno])
     source = replaced(exercise.text(), f"class Pool:\n{grow}\n")
     verdict = verdict_of(steps, exercise, source)
-    assert verdict.lines[0] == (
-        "Pool.grow is right, with the solution in the holes. Next: Pool.release."
-    )
-    assert verdict.lines[1].startswith(
-        "step_3.py has 3 of 4 functions to write: Pool.release (line"
-    )
+    (line,) = verdict.lines
+    given = "Pool.release, Pool.write, Pool.read were taken from the solution"
+    assert line.startswith(f"Pool.grow is right ({given}). Next: write Pool.release (line ")
     assert verdict.right == ["Pool.grow"]
     wrong = source.replace("-(-length // self.block_size)", "length // self.block_size")
     verdict = verdict_of(steps, exercise, wrong)
@@ -329,7 +327,13 @@ def test_start_writes_nine_files_and_keeps_work(folder: Path, capsys):
         in capsys.readouterr().out
     )
     assert (folder / "step_2.py").read_text() == "my work"
-    assert (folder / "step_5.py").read_text() == ALL[4].text()
+    check, run = commands(folder / "step_5.py")
+    assert check == f"mie learn check {folder / 'step_5.py'}"
+    head, _, rest = (
+        ALL[4].text().partition("Check:  mie learn check step_5.py\nRun:    python step_5.py")
+    )
+    text = (folder / "step_5.py").read_text()
+    assert text == f"{head}Check:  {check}\nRun:    {run}{rest}"
 
 
 def test_a_right_answer_is_noted_until_it_changes(folder: Path, capsys):
@@ -387,8 +391,9 @@ def test_a_folder_without_exercises_is_refused(tmp_path: Path, capsys):
         assert main(["learn", *words]) == 2
         assert says in capsys.readouterr().err
     start(tmp_path / "lessons")
-    assert main(["learn", "next", str(tmp_path)]) == 2
-    assert f"{tmp_path} has no exercises; {tmp_path}/lessons has" in capsys.readouterr().err
+    capsys.readouterr()
+    assert main(["learn", "next", str(tmp_path)]) == 0
+    assert f"  file   {tmp_path}/lessons/step_1.py" in capsys.readouterr().out
     assert main(["learn", "check", str(tmp_path / "step_1.py")]) == 2
     assert "does not exist; mie learn start DIR writes" in capsys.readouterr().err
     assert main(["learn", "check", "step_1.py", "--timeout", "0"]) == 2
@@ -401,10 +406,11 @@ def test_one_function_alone_is_a_first_success(folder: Path, capsys, monkeypatch
     node = dict(functions(ast.parse(exercise.solution())))["generate"]
     body = exercise.solution().splitlines()[node.lineno - 1 : node.end_lineno]
     path.write_text(replaced(exercise.text(), "\n".join(body)))
-    assert main(["learn", "check", "1"]) == 1
-    assert "generate is right, with the solution in the holes. Next: attention.\n" in (
-        capsys.readouterr().out
-    )
+    for word in ("1", "step_1.py"):
+        capsys.readouterr()
+        assert main(["learn", "check", word]) == 1
+        said = "generate is right (attention was taken from the solution). Next: write attention"
+        assert capsys.readouterr().out.startswith(said)
     main(["learn", "status", "lessons"])
     assert "1 of 2 to write; right: generate\n" in capsys.readouterr().out
     path.write_text(path.read_text().replace("return tokens", "return list(prompt)"))
