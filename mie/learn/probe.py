@@ -43,10 +43,8 @@ class Entry:
 
 def ordinal(number: int) -> str:
     """Return a place in words: "1st" for 1, "2nd" for 2."""
-    ending = (
-        "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    )
-    return f"{number}{ending}"
+    last = 0 if number // 10 % 10 == 1 else number % 10
+    return str(number) + {1: "st", 2: "nd", 3: "rd"}.get(last, "th")
 
 
 def numpy_with_marks() -> ModuleType:
@@ -70,10 +68,10 @@ def called(rule: str, case: str, function: Callable[..., Any], *args: Any) -> An
         raise Broken(rule, f"{case} raised {type(error).__name__}: {error}.") from error
 
 
-def text_of(name: str, length: int, prefix: Sequence[int] = (), start: int = 0) -> list[int]:
+def text_of(name: str, length: int, prefix: Sequence[int] = ()) -> list[int]:
     """Return the tokens of request ``name``: a prefix, then own tokens up to ``length``."""
     base = 100 * (ord(name) - ord("A") + 1)
-    return [*prefix, *(base + i for i in range(len(prefix) + start, length))]
+    return [*prefix, *(base + i for i in range(len(prefix), length))]
 
 
 def wrong_row(name: str, token: int, at: int, texts: Mapping[str, list[int]]) -> Broken:
@@ -82,15 +80,10 @@ def wrong_row(name: str, token: int, at: int, texts: Mapping[str, list[int]]) ->
         if token in text and text.index(token):
             row = text.index(token) - 1
             if other != name:
-                return Broken(
-                    "row of another sequence",
-                    f"Request {name} got the token that follows position {row} of request {other}.",
-                )
-            return Broken(
-                "row of logits",
-                f"At position {at}, request {name} got the token that follows position {row}, and "
-                f"not position {at - 1}.",
-            )
+                seen = f"Request {name} got the token that follows position {row} of request "
+                return Broken("row of another sequence", f"{seen}{other}.")
+            seen = f"At position {at}, request {name} got the token that follows position {row}, "
+            return Broken("row of logits", f"{seen}and not position {at - 1}.")
     seen = f"At position {at}, request {name} got a token that the model did not choose."
     return Broken("wrong token", seen)
 
@@ -179,11 +172,10 @@ class Probe:
             if self.drafts:
                 (name,) = self.texts
                 return name, position
-            raise Broken(
-                "wrong token",
+            seen = (
                 f"The {self._pass} computes a token that is in no text: the model did not choose "
-                "it.",
             )
+            raise Broken("wrong token", f"{seen}it.")
         name = homes[0]
         right = self.texts[name].index(token)
         stored = [entry.token for entry in self.entries]
@@ -215,7 +207,9 @@ class Probe:
             raise Broken("layers mixed", f"{who} read values of another layer in layer {layer}.")
         ids = [int(place) % SIZE for place in places]
         read = [self.entries[i] for i in ids]
-        self.entries[own].text = tuple(sorted((e.token for e in read), key=self._place(name)))
+        text = self.texts[name]
+        in_order = sorted(read, key=lambda e: text.index(e.token) if e.token in text else len(text))
+        self.entries[own].text = tuple(entry.token for entry in in_order)
         self._compare(who, name, position, read, own, first, ids)
         if abs(shares.sum() - 1) > 1e-6:
             if abs(shares.sum() - 1) < 2e-3:
@@ -223,10 +217,6 @@ class Probe:
             raise Broken("empty slots", f"{who} also read slots that hold no key.")
         if len(read) > 1 and shares.max() > 1.5 * shares[places].min():
             raise Broken("read twice", f"{who} read a key more than once.")
-
-    def _place(self, name: str) -> Callable[[int], int]:
-        text = self.texts[name]
-        return lambda token: text.index(token) if token in text else len(text)
 
     def _compare(
         self,
@@ -255,10 +245,10 @@ class Probe:
         if missing == [position]:
             raise Broken("own key missing", f"{who} did not read its own key.")
         if missing and min(ids) >= first and self.num_passes > 1:
-            raise Broken(
-                "only the new keys",
-                f"{who} read only keys of this pass, and not the {ordinal(missing[0] + 1)} token.",
+            seen = (
+                f"{who} read only keys of this pass, and not the {ordinal(missing[0] + 1)} token."
             )
+            raise Broken("only the new keys", seen)
         if missing:
             where = ", ".join(str(i) for i in missing[:4])
             keys = "key at position" if len(missing) == 1 else "keys at positions"
@@ -267,11 +257,8 @@ class Probe:
             raise Broken("read twice", f"{who} read a key more than once.")
         for entry in read:
             at = text.index(entry.token)
-            if (
-                entry is not self.entries[own]
-                and entry.text
-                and entry.text != tuple(text[: at + 1])
-            ):
+            is_other = entry.text and entry.text != tuple(text[: at + 1])
+            if is_other and entry is not self.entries[own]:
                 seen = f"{who} read a key at position {at} that was computed after other tokens."
                 raise Broken("key of another beginning", seen)
 
@@ -332,8 +319,7 @@ def audit(pool: Any, seqs: Sequence[Any], is_shared: bool = False) -> None:
         raise Broken("take and drop", seen)
     for seq in seqs:
         if seq.num_computed and len(seq.table) * pool.block_size < seq.num_computed:
-            raise Broken(
-                "computed without blocks",
+            seen = (
                 f"{seq.name} counts {seq.num_computed} computed tokens, and its table has room for "
-                f"{len(seq.table) * pool.block_size}.",
             )
+            raise Broken("computed without blocks", f"{seen}{len(seq.table) * pool.block_size}.")

@@ -42,11 +42,10 @@ def _weights(attention: Any, n: int, s: int) -> Any:
     with np.errstate(all="ignore"):
         out = attention(np.zeros((n, 1, s)), np.zeros((s, 1, s)), v)
     if np.shape(out) != (n, 1, s):
-        raise Broken(
-            "shape of attention",
+        seen = (
             f"attention returned an array of shape {np.shape(out)} for {n} queries of 1 head with "
-            f"{s} numbers.",
         )
+        raise Broken("shape of attention", f"{seen}{s} numbers.")
     return np.asarray(out)[:, 0]
 
 
@@ -116,10 +115,10 @@ def _generate(generate: Any, length: int, num_new: int, whole: bool) -> None:
         raise Broken("number of passes", seen)
     least = len(text) - 1
     if not whole and len(probe.entries) > least:
-        raise Broken(
-            "computed again",
-            f"For {len(text)} tokens the model computed {len(probe.entries)}; {least} are enough.",
+        seen = (
+            f"For {len(text)} tokens the model computed {len(probe.entries)}; {least} are enough."
         )
+        raise Broken("computed again", seen)
 
 
 def _calls(generate: Any) -> None:
@@ -239,9 +238,7 @@ def _stored(cache: Any, before: Any, layer: int, begin: int, k: Any, v: Any) -> 
         seen = f"With length {begin}, the first new key of layer {layer} was stored {where}."
         raise Broken("stored at a wrong place", seen)
     if not (cache.v[layer, begin:end] == v).all():
-        is_keys = (cache.v[layer, begin:end] == k).all()
-        raise Broken(
-            "keys as values" if is_keys else "values not stored",
-            f"self.v of layer {layer} does not hold the new values"
-            + (", but the keys." if is_keys else "."),
-        )
+        seen = f"self.v of layer {layer} does not hold the new values"
+        if (cache.v[layer, begin:end] == k).all():
+            raise Broken("keys as values", f"{seen}, but the keys.")
+        raise Broken("values not stored", f"{seen}.")

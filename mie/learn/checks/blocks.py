@@ -58,10 +58,8 @@ def _grow(step: Any, probe: Probe) -> None:
         result, num, _ = grown(have, length, free)
         case = f"With blocks of 4 and {have} in the table, grow for {length} tokens"
         if num < right and not result and num == have:
-            raise Broken(
-                "last block refused" if free == right - have else "refused without need",
-                f"{case} took none: {right - have} missing, and {free} free.",
-            )
+            rule = "last block refused" if free == right - have else "refused without need"
+            raise Broken(rule, f"{case} took none: {right - have} missing, and {free} free.")
         if num != right:
             seen = f"{case} left {count(num, 'block')} in the table; {right} are needed."
             raise Broken("too few blocks" if num < right else "too many blocks", seen)
@@ -182,20 +180,19 @@ def watched_pool(pool_class: Any, probe: Probe, num_blocks: int, block_size: int
         def attended(self, layer: int, num: int) -> None:
             left = [name for name in self.counts if (layer, name) not in self.written]
             if left and num == sum(self.counts.values()):
-                raise Broken(
-                    "sequence left out",
+                seen = (
                     f"In layer {layer}, attend returned before the keys of {', '.join(left)} were "
-                    "stored.",
                 )
+                raise Broken("sequence left out", f"{seen}stored.")
 
         def write(self, layer: int, seq: Any, k: Any, v: Any) -> None:
             self.written.add((layer, seq.name))
             if seq.num_computed != self.starts[seq.name]:
-                raise Broken(
-                    "length changed in a pass",
+                seen = (
                     f"In layer {layer}, num_computed of {seq.name} is {seq.num_computed}, and it "
-                    f"was {self.starts[seq.name]} when the step began.",
                 )
+                seen += f"was {self.starts[seq.name]} when the step began."
+                raise Broken("length changed in a pass", seen)
             if len(k) != self.counts[seq.name]:
                 seen = f"{seq.name} computes {count(self.counts[seq.name], 'token')} in this step, "
                 seen += f"and write got {count(len(k), 'key')}."
@@ -250,10 +247,10 @@ def _run(step: Any, probe: Probe, pool: Any, batch: list[tuple[Any, int]]) -> No
     case = f"After the pass over the batch [{shown}], run"
     _with_logits(probe, case, step.run, probe, pool, list(batch))
     if probe.num_passes != passes + 1:
-        raise Broken(
-            "one pass",
-            f"run called model.forward {probe.num_passes - passes} times for the batch [{shown}].",
+        seen = (
+            f"run called model.forward {probe.num_passes - passes} times for the batch [{shown}]."
         )
+        raise Broken("one pass", seen)
     for seq, num in batch:
         end = pool.starts[seq.name] + num
         if seq.num_computed != end:
@@ -278,7 +275,7 @@ def _line(tokens: list[int], texts: Mapping[str, list[int]], pool: Any) -> None:
         places = sorted(text.index(token) for token in tokens if token in text)
         if places != [*range(start, start + num)]:
             seen = f"{start} of {len(text)} tokens of {name} are computed, and this step computes "
-            seen += f"{num} more; the line has the tokens {places} of {name}."
+            seen += f"{num} more; the line has the tokens of {name} at positions {places}."
             raise Broken("tokens of a step", seen)
 
 
@@ -427,8 +424,8 @@ def _trim(step: Any, solutions: Mapping[int, Any]) -> None:
         right = table[: -(-num_computed // 4)]
         seen = (
             f"With {num_computed} computed tokens in blocks of 4, trim made the table {seq.table} "
-            f"of {table}; {right} is right."
         )
+        seen += f"of {table}; {right} is right."
         if len(seq.table) < len(right):
             raise Broken("block freed too early", seen)
         if seq.table == table != right and {*table[len(right) :]} <= {*pool.free}:

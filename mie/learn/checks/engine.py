@@ -190,11 +190,11 @@ class Driver:
                 seen = f"the batch is [{shown}], and {seq.name} misses {count(missing, 'token')}."
                 raise self._broken("count of a sequence", seen)
             if len(seq.table) * self.pool.block_size < seq.num_computed + num:
-                raise self._broken(
-                    "no room for the tokens",
+                seen = (
                     f"{seq.name} computes {count(num, 'token')} after {seq.num_computed}, and its "
-                    f"table has {count(len(seq.table), 'block')} of {self.pool.block_size}.",
                 )
+                seen += f"table has {count(len(seq.table), 'block')} of {self.pool.block_size}."
+                raise self._broken("no room for the tokens", seen)
         old = [seq for seq in self._running if seq in self.engine.running]
         budget = self.engine.budget
         for seq in sorted(old, key=self.key):
@@ -230,11 +230,9 @@ class Driver:
         if order[len(new) :] and not preempts and total < self.engine.budget and not self.is_shared:
             head = order[len(new)]
             if -(-len(head.tokens) // self.pool.block_size) <= len(self.pool.free):
-                raise self._broken(
-                    "not admitted",
-                    f"{head.name} waits, although {len(self.pool.free)} blocks are "
-                    f"free, with {count(self.engine.budget - total, 'token')} of the budget left.",
-                )
+                seen = f"{head.name} waits, although {len(self.pool.free)} blocks are free, with "
+                seen += f"{count(self.engine.budget - total, 'token')} of the budget left."
+                raise self._broken("not admitted", seen)
 
 
 def sequences(sequence_class: Any, **lengths: tuple[int, int]) -> dict[str, Any]:
@@ -287,17 +285,16 @@ def _admission(step: Any, solutions: Mapping[int, Any]) -> None:
             seen = f"A and B run with a budget of 1, and the counts are {counts}."
             raise Broken("count of a sequence", seen)
         if num_blocks == 3 and len(engine.running) > 1:
-            raise Broken(
-                "admits after a preemption",
+            seen = (
                 f"schedule preempted B and then admitted {engine.running[1].name}. (A prefix of C "
-                "was known, as in step 6.)",
             )
+            raise Broken("admits after a preemption", f"{seen}was known, as in step 6.)")
         if (num_blocks, budget) == (8, 20) and counts.get("C") != 5:
-            raise Broken(
-                "count of a sequence",
+            seen = (
                 "With a known prefix, as in step 6, 4 of 9 tokens of C were computed when it was "
-                f"admitted, and it got the count {counts.get('C')}; 5 is right.",
             )
+            seen += f"admitted, and it got the count {counts.get('C')}; 5 is right."
+            raise Broken("count of a sequence", seen)
 
 
 def check_9(step: Any, solutions: Mapping[int, Any]) -> None:
@@ -364,11 +361,9 @@ def _added(engine: Any, seq: Any) -> None:
         raise Broken("not queued", "After add, the sequence does not wait.")
     noted = engine.ranks.get(seq.name)
     if noted != seq.max_tokens + 6:
-        raise Broken(
-            "rank at arrival",
-            f"7 tokens of a prompt and 10 of an answer arrived after 3 steps, with ageing 2: the "
-            f"rank is {noted}; {seq.max_tokens + 6} is right.",
-        )
+        seen = "7 tokens of a prompt and 10 of an answer arrived after 3 steps, with ageing 2: the "
+        seen += f"rank is {noted}; {seq.max_tokens + 6} is right."
+        raise Broken("rank at arrival", seen)
 
 
 def _rank(engine: Callable[[int], Any]) -> None:

@@ -137,11 +137,9 @@ def _grow(step: Any, sequence_class: Any) -> None:
         what = "only the keys or the values" if is_half else "only a layer" if layers else "nothing"
         raise Broken("copy is not complete", f"{seen}the new block {new} got {what} of block 1.")
     if pool.holders[1] != 1 or pool.holders[new] != 1:
-        raise Broken(
-            "old block not dropped" if pool.holders[1] == 2 else "holder not counted",
-            f"{seen}after the copy, block 1 has {count(pool.holders[1], 'holder')}, "
-            f"and block {new} has {pool.holders[new]}.",
-        )
+        rule = "old block not dropped" if pool.holders[1] == 2 else "holder not counted"
+        seen += f"after the copy, block 1 has {count(pool.holders[1], 'holder')}, "
+        raise Broken(rule, f"{seen}and block {new} has {pool.holders[new]}.")
     if not result:
         raise Broken("grow returns nothing", f"grow copied a block and returned {result!r}.")
     _other_growths(made)
