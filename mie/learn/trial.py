@@ -67,6 +67,8 @@ class Steps:
                 )
                 sys.modules[f"step_{each.number}"] = self.modules[each.number]
         self.model = self.modules[1].load()
+        for weight in self.model.weights.values():
+            weight.flags.writeable = False  # a learner's quantise must not change the oracle
 
     def load(self, exercise: Exercise, source: str, path: str) -> ModuleType:
         """Run a learner's file. The steps that it imports are the solutions."""
