@@ -172,10 +172,8 @@ class Probe:
             if self.drafts:
                 (name,) = self.texts
                 return name, position
-            seen = (
-                f"The {self._pass} computes a token that is in no text: the model did not choose "
-            )
-            raise Broken("wrong token", f"{seen}it.")
+            seen = f"The {self._pass} computes a token that is in no text: the model did not "
+            raise Broken("wrong token", f"{seen}choose it.")
         name = homes[0]
         right = self.texts[name].index(token)
         stored = [entry.token for entry in self.entries]
@@ -245,10 +243,8 @@ class Probe:
         if missing == [position]:
             raise Broken("own key missing", f"{who} did not read its own key.")
         if missing and min(ids) >= first and self.num_passes > 1:
-            seen = (
-                f"{who} read only keys of this pass, and not the {ordinal(missing[0] + 1)} token."
-            )
-            raise Broken("only the new keys", seen)
+            seen = f"{who} read only keys of this pass, and not the {ordinal(missing[0] + 1)} "
+            raise Broken("only the new keys", f"{seen}token.")
         if missing:
             where = ", ".join(str(i) for i in missing[:4])
             keys = "key at position" if len(missing) == 1 else "keys at positions"
@@ -319,7 +315,6 @@ def audit(pool: Any, seqs: Sequence[Any], is_shared: bool = False) -> None:
         raise Broken("take and drop", seen)
     for seq in seqs:
         if seq.num_computed and len(seq.table) * pool.block_size < seq.num_computed:
-            seen = (
-                f"{seq.name} counts {seq.num_computed} computed tokens, and its table has room for "
-            )
-            raise Broken("computed without blocks", f"{seen}{len(seq.table) * pool.block_size}.")
+            seen = f"{seq.name} counts {seq.num_computed} computed tokens, and its table has room "
+            seen += f"for {len(seq.table) * pool.block_size}."
+            raise Broken("computed without blocks", seen)

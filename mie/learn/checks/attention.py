@@ -42,10 +42,8 @@ def _weights(attention: Any, n: int, s: int) -> Any:
     with np.errstate(all="ignore"):
         out = attention(np.zeros((n, 1, s)), np.zeros((s, 1, s)), v)
     if np.shape(out) != (n, 1, s):
-        seen = (
-            f"attention returned an array of shape {np.shape(out)} for {n} queries of 1 head with "
-        )
-        raise Broken("shape of attention", f"{seen}{s} numbers.")
+        seen = f"attention returned an array of shape {np.shape(out)} for {n} queries of 1 head "
+        raise Broken("shape of attention", f"{seen}with {s} numbers.")
     return np.asarray(out)[:, 0]
 
 
@@ -115,10 +113,8 @@ def _generate(generate: Any, length: int, num_new: int, whole: bool) -> None:
         raise Broken("number of passes", seen)
     least = len(text) - 1
     if not whole and len(probe.entries) > least:
-        seen = (
-            f"For {len(text)} tokens the model computed {len(probe.entries)}; {least} are enough."
-        )
-        raise Broken("computed again", seen)
+        seen = f"For {len(text)} tokens the model computed {len(probe.entries)}; {least} are "
+        raise Broken("computed again", f"{seen}enough.")
 
 
 def _calls(generate: Any) -> None:

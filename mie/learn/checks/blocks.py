@@ -180,18 +180,14 @@ def watched_pool(pool_class: Any, probe: Probe, num_blocks: int, block_size: int
         def attended(self, layer: int, num: int) -> None:
             left = [name for name in self.counts if (layer, name) not in self.written]
             if left and num == sum(self.counts.values()):
-                seen = (
-                    f"In layer {layer}, attend returned before the keys of {', '.join(left)} were "
-                )
-                raise Broken("sequence left out", f"{seen}stored.")
+                seen = f"In layer {layer}, attend returned before the keys of {', '.join(left)} "
+                raise Broken("sequence left out", f"{seen}were stored.")
 
         def write(self, layer: int, seq: Any, k: Any, v: Any) -> None:
             self.written.add((layer, seq.name))
             if seq.num_computed != self.starts[seq.name]:
-                seen = (
-                    f"In layer {layer}, num_computed of {seq.name} is {seq.num_computed}, and it "
-                )
-                seen += f"was {self.starts[seq.name]} when the step began."
+                seen = f"In layer {layer}, num_computed of {seq.name} is {seq.num_computed}, and "
+                seen += f"it was {self.starts[seq.name]} when the step began."
                 raise Broken("length changed in a pass", seen)
             if len(k) != self.counts[seq.name]:
                 seen = f"{seq.name} computes {count(self.counts[seq.name], 'token')} in this step, "
@@ -247,10 +243,8 @@ def _run(step: Any, probe: Probe, pool: Any, batch: list[tuple[Any, int]]) -> No
     case = f"After the pass over the batch [{shown}], run"
     _with_logits(probe, case, step.run, probe, pool, list(batch))
     if probe.num_passes != passes + 1:
-        seen = (
-            f"run called model.forward {probe.num_passes - passes} times for the batch [{shown}]."
-        )
-        raise Broken("one pass", seen)
+        seen = f"run called model.forward {probe.num_passes - passes} times for the batch "
+        raise Broken("one pass", f"{seen}[{shown}].")
     for seq, num in batch:
         end = pool.starts[seq.name] + num
         if seq.num_computed != end:
@@ -422,10 +416,8 @@ def _trim(step: Any, solutions: Mapping[int, Any]) -> None:
         table = list(seq.table)
         step.trim(pool, seq)
         right = table[: -(-num_computed // 4)]
-        seen = (
-            f"With {num_computed} computed tokens in blocks of 4, trim made the table {seq.table} "
-        )
-        seen += f"of {table}; {right} is right."
+        seen = f"With {num_computed} computed tokens in blocks of 4, trim made the table "
+        seen += f"{seq.table} of {table}; {right} is right."
         if len(seq.table) < len(right):
             raise Broken("block freed too early", seen)
         if seq.table == table != right and {*table[len(right) :]} <= {*pool.free}:

@@ -190,10 +190,8 @@ class Driver:
                 seen = f"the batch is [{shown}], and {seq.name} misses {count(missing, 'token')}."
                 raise self._broken("count of a sequence", seen)
             if len(seq.table) * self.pool.block_size < seq.num_computed + num:
-                seen = (
-                    f"{seq.name} computes {count(num, 'token')} after {seq.num_computed}, and its "
-                )
-                seen += f"table has {count(len(seq.table), 'block')} of {self.pool.block_size}."
+                seen = f"{seq.name} computes {count(num, 'token')} after {seq.num_computed}, and "
+                seen += f"its table has {count(len(seq.table), 'block')} of {self.pool.block_size}."
                 raise self._broken("no room for the tokens", seen)
         old = [seq for seq in self._running if seq in self.engine.running]
         budget = self.engine.budget
@@ -285,15 +283,11 @@ def _admission(step: Any, solutions: Mapping[int, Any]) -> None:
             seen = f"A and B run with a budget of 1, and the counts are {counts}."
             raise Broken("count of a sequence", seen)
         if num_blocks == 3 and len(engine.running) > 1:
-            seen = (
-                f"schedule preempted B and then admitted {engine.running[1].name}. (A prefix of C "
-            )
-            raise Broken("admits after a preemption", f"{seen}was known, as in step 6.)")
+            seen = f"schedule preempted B and then admitted {engine.running[1].name}. (A prefix of "
+            raise Broken("admits after a preemption", f"{seen}C was known, as in step 6.)")
         if (num_blocks, budget) == (8, 20) and counts.get("C") != 5:
-            seen = (
-                "With a known prefix, as in step 6, 4 of 9 tokens of C were computed when it was "
-            )
-            seen += f"admitted, and it got the count {counts.get('C')}; 5 is right."
+            seen = "With a known prefix, as in step 6, 4 of 9 tokens of C were computed when it "
+            seen += f"was admitted, and it got the count {counts.get('C')}; 5 is right."
             raise Broken("count of a sequence", seen)
 
 

@@ -66,10 +66,8 @@ def _wrong_scale(weight: Any, scales: Any, right: Any, bits: int) -> Broken:
         error = np.abs(scales / right - 1).max()
         raise Broken("rounded", f"Scales differ from the right ones by {error:.1e} of their size.")
     if np.allclose(scales / right, most / (most + 1)):
-        seen = (
-            f"With {bits} bits, scale is largest / {most + 1}, so the largest weight has the code "
-        )
-        return Broken("code overflows", f"{seen}{most + 1}.")
+        seen = f"With {bits} bits, scale is largest / {most + 1}, so the largest weight has the "
+        return Broken("code overflows", f"{seen}code {most + 1}.")
     if np.allclose(scales, groups.max(-1) / most):
         seen = "A group of negative weights got a scale from its largest weight, not its largest "
         seen += "absolute weight."
