@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from mie.ops import attention
 from mie.ops.attention import attend, decode_attention, paged_attention
-from mie.ops.kv_cache import QUANTIZED
-from mie.ops.weights.quantised_cache import dequantize, quantize
+from mie.ops.kv_cache import INT4, QUANTIZED
+from mie.ops.weights import int4_cache, quantised_cache
 
 DTYPES = ("float32", "float64")
 HEADS = [(1, 1), (4, 4), (4, 2), (4, 1), (6, 3)]  # Hq, Hkv: groups of 1 to 4.
@@ -193,8 +193,13 @@ def test_a_quantised_cache_is_read_as_the_numbers_it_represents(stored: np.dtype
         (ragged(MIXED, dtype=dtype), lambda batch: paged(batch, 4)),
         (ragged(DECODES, dtype=dtype), decode),
     ):
-        caches = [quantize(cache, stored) for cache in (batch.k_cache, batch.v_cache)]
-        k_cache, v_cache = (dequantize(cache, dtype) for cache in caches)
+        numbers = (batch.k_cache, batch.v_cache)
+        if stored == INT4:
+            caches = [int4_cache.quantize(cache) for cache in numbers]
+            k_cache, v_cache = (int4_cache.dequantize(cache, dtype) for cache in caches)
+        else:
+            caches = [quantised_cache.quantize(cache, stored) for cache in numbers]
+            k_cache, v_cache = (quantised_cache.dequantize(cache, dtype) for cache in caches)
         wanted = compute(Batch(**{**vars(batch), "k_cache": k_cache, "v_cache": v_cache}))
         got = compute(Batch(**{**vars(batch), "k_cache": caches[0], "v_cache": caches[1]}))
         assert got.dtype == dtype
